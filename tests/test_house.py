@@ -121,14 +121,14 @@ LINES = {
     "analysis": 4_037,
     "base": 2_806,
     "campaign": 1_646,
-    "cli": 1_678,
+    "cli": 1_695,
     "data": 810,
     "engine": 4_448,
     "launch": 1_806,
     "metrics": 982,
     "power": 4_754,
     "reference": 430,
-    "report": 4_948,
+    "report": 4_909,
     "results": 3_173,
     "suite": 2_680,
     "system": 3_450,
@@ -136,7 +136,7 @@ LINES = {
     "worker": 2_138,
     "workloads": 8_903,
 }
-FILES = 202
+FILES = 201
 
 
 def test_no_room_outgrows_its_lines() -> None:

@@ -17,7 +17,7 @@ from caraml.analysis.run_variation import INTERVAL, Array, estimates, estimates_
 from caraml.analysis.select import published
 from caraml.base.stats import holm, t_critical
 from caraml.metrics.model import Metric
-from caraml.report.numbers import written
+from caraml.report.section import written
 from caraml.results.record import Record
 
 

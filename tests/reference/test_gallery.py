@@ -12,7 +12,7 @@ import pytest
 from caraml.base.format import significant
 from caraml.reference import SHORT, select
 from caraml.reference.figures import published_figures
-from caraml.report.numbers import plain
+from caraml.report.section import plain
 
 ROOT = Path(__file__).parents[2]
 

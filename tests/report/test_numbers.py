@@ -10,9 +10,8 @@ from record_factory import make_point, make_record
 from caraml.base.format import printable
 from caraml.metrics.model import Metric
 from caraml.report.grouping import labels
-from caraml.report.numbers import flat, interval, plain, written
-from caraml.report.section import clipped
-from caraml.report.series import LIMIT, distribution, downsampled
+from caraml.report.section import flat, interval, plain, written
+from caraml.report.series import LIMIT, clipped, distribution, downsampled
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from record_factory import make_record
 from caraml import power
 from caraml.metrics.model import METRICS, Metric
 from caraml.power.model import BLOCKING, ENERGY_FLAGS
-from caraml.report.numbers import flag_meaning, flag_text, source, window_text
+from caraml.report.section import flag_meaning, flag_text, source, window_text
 from caraml.results.record import FLAGS
 
 

@@ -12,8 +12,8 @@ from caraml.analysis.table import Steps
 from caraml.base.format import count
 from caraml.metrics.model import Metric
 from caraml.report.document import _read_steps
-from caraml.report.numbers import plain
 from caraml.report.scaling import efficiencies, scaling_sections
+from caraml.report.section import plain
 from caraml.report.times import step_distributions
 from caraml.results.record import Record
 from caraml.results.store import Store

@@ -22,8 +22,7 @@ from caraml.power.model import HEADLINES
 from caraml.report.document import figure_sections, findings, result_rows
 from caraml.report.figures import QUALITY, action, heat_maps, node_and_devices, over_batch, time_and_energy
 from caraml.report.grouping import ACTION, COST, DEVICES, EFFICIENCY, ENERGY, HOUR, MOST_ROWS, MOST_SERIES, TIME, labels, repeated
-from caraml.report.numbers import plain
-from caraml.report.section import ReportFigure
+from caraml.report.section import ReportFigure, plain
 from caraml.report.times import LOSS, STEP_TIME, epochs, over_steps, phases, runtime_parts, step_distributions
 from caraml.results.record import STATUSES, Record
 from caraml.results.store import Store

@@ -14,7 +14,7 @@ from caraml.analysis.run_variation import INTERVAL
 from caraml.metrics.model import METRICS, Metric, OwnMetric
 from caraml.report.document import HEADLINE, result_rows
 from caraml.report.grouping import repeated
-from caraml.report.numbers import written
+from caraml.report.section import written
 from caraml.report.terminal import record_view, repeats_view, results_table
 from caraml.results.record import FLAGS, Costly, Profile, Record
 from caraml.results.store import Store

@@ -28,8 +28,8 @@ from caraml.launch.script import program_script
 from caraml.metrics.model import definition_of
 from caraml.power.signals import Constant
 from caraml.report.grouping import unknown_energy
-from caraml.report.numbers import source, written
 from caraml.report.progress import LogLines
+from caraml.report.section import source, written
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.expand import PlannedPoint

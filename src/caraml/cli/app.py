@@ -14,7 +14,7 @@ from caraml.base.errors import InputError
 from caraml.base.format import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from caraml.results.selector import Selection
 
@@ -59,10 +59,8 @@ def two_columns(lines: dict[str, str]) -> None:
 def console() -> Console:
     """The terminal, for tables and the like. Their texts are printed as :func:`say` prints them; only styles of ours command it. What goes
     into a file or a pipe is as wide as it is, a line for each row, unless the variable ``COLUMNS`` says how wide it may be."""
-    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.console import Console, ConsoleOptions
     from rich.segment import Segment
-
-    from caraml.report.section import in_whole_lines
 
     class Screen(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
@@ -70,11 +68,30 @@ def console() -> Console:
                 for segment in super().render(renderable, options):
                     yield segment if segment.control else Segment(printable(segment.text, lines=True), segment.style)
                 return
-            text = "".join(segment.text for segment in super().render(in_whole_lines(renderable), options))
+            text = "".join(segment.text for segment in super().render(_in_whole_lines(renderable), options))
             yield Segment("\n".join(line.rstrip() for line in printable(text, lines=True).split("\n")))
 
     screen = Screen()
     return screen if screen.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else Screen(width=_ENDLESS)
+
+
+def _in_whole_lines(renderable: RenderableType) -> RenderableType:
+    """A table with each row in one line, and a rule as its title alone: for files and programs, which have no width."""
+    from rich.rule import Rule
+    from rich.table import Table
+    from rich.text import Text
+
+    if isinstance(renderable, Rule):
+        return Text(str(renderable.title))
+    if isinstance(renderable, Table):
+        for column in renderable.columns:
+            column.width = column.max_width = column.ratio = None
+            column.no_wrap = True
+            for cell in column.cells:
+                if isinstance(cell, Text) and "\n" in cell.plain:
+                    cell.plain = "  ".join(cell.plain.split("\n"))
+        renderable.padding = (0, renderable.padding[1], 0, 0)
+    return renderable
 
 
 def chosen(name: str | None, out: Path) -> Selection:

@@ -17,8 +17,7 @@ from caraml.analysis.run_variation import INTERVAL
 from caraml.analysis.scaling import OTHER_BOUNDARIES
 from caraml.base.format import count, printable, significant
 from caraml.metrics.model import METRICS, title_of
-from caraml.report.numbers import at_most, written
-from caraml.report.section import Section
+from caraml.report.section import Section, at_most, written
 
 LARGEST = 1e6
 """Per cent, and devices, beyond which a number says no more than that it is large."""

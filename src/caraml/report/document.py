@@ -35,8 +35,7 @@ from caraml.report.grouping import (
     single,
     unknown_energy,
 )
-from caraml.report.numbers import energy_reason, flat, half_width, written
-from caraml.report.section import ReportFigure, Section
+from caraml.report.section import ReportFigure, Section, energy_reason, flat, half_width, written
 from caraml.report.series import first_line, power_figure, read_traces
 from caraml.report.works import by_boundary, runs_of, works
 from caraml.results.record import Record

@@ -39,8 +39,8 @@ from caraml.report.grouping import (
     metric,
     repeated,
 )
-from caraml.report.numbers import counted, plain
-from caraml.report.section import ReportFigure, clipped
+from caraml.report.section import ReportFigure, counted, plain
+from caraml.report.series import clipped
 from caraml.report.works import Figures, Lines, by_boundary, disturbed, item_of, of_stated_batch, of_works, own_quantities, runs_of, works
 from caraml.results.record import Record
 

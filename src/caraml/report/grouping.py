@@ -13,9 +13,9 @@ from pydantic import JsonValue
 from caraml.analysis.grouping import NONE, counting, disturbances, grouped, told_apart, valid, work_of
 from caraml.analysis.run_variation import mean_metric
 from caraml.base.format import count, printable
+from caraml.metrics.energy import NO_ENERGY
 from caraml.metrics.model import Metric, scaled
-from caraml.report.numbers import energy_reason, no_energy, written
-from caraml.report.section import ReportFigure
+from caraml.report.section import ReportFigure, energy_reason, written
 from caraml.results.record import Record
 from caraml.suite.model import NOT_STATED, OF_EPOCHS, Point
 
@@ -384,6 +384,8 @@ def unknown_energy(record: Record, runs: Sequence[Record]) -> tuple[str, str] | 
     runs = runs or [record]
     metric = NODE.of(runs) if len(runs) > 1 else NODE.metric(runs[0])
     if metric is None or metric.value is None:
-        words, why = no_energy(reason)
-        return words, f"no energy: {why}"
+        if reason == NO_ENERGY:
+            return "not asked", f"no energy: {reason}"
+        fix = "run caraml doctor: it names the sensors of this machine, what is missing and the command that would fix it"
+        return "no sensor", f"no energy: {reason}; {fix}"
     return f"{NODE.text(metric)} (node)", f"energy of the whole node; of its devices or processors none: {reason}"

@@ -32,7 +32,7 @@ from caraml.report.document import (
     unfinished,
 )
 from caraml.report.grouping import Repeats, labels, repeated, single, unknown_energy
-from caraml.report.numbers import (
+from caraml.report.section import (
     costliest,
     flag_meaning,
     flag_text,

@@ -24,9 +24,9 @@ from caraml.reference.figures import (
     published_figures,
 )
 from caraml.report.grouping import LABEL, MOST_SERIES, SHARES, families, first, keys, labels, machine, marker, repeated
-from caraml.report.numbers import plain
 from caraml.report.scaling import ratio_cells
-from caraml.report.section import ReportFigure, clipped
+from caraml.report.section import ReportFigure, plain
+from caraml.report.series import clipped
 from caraml.report.works import tracks_over_batch, tracks_over_devices, works
 from caraml.results.record import Record
 

@@ -35,8 +35,8 @@ from caraml.metrics.model import Metric, scaled, title_of
 from caraml.report.comparison import LARGEST, change, estimated, flagged, signed_percent
 from caraml.report.figures import MOST_COLUMNS, MOST_LINES
 from caraml.report.grouping import LABEL, MOST_SERIES, first, first_figures, keys, labels, marker, repeated
-from caraml.report.numbers import counted, plain, written
-from caraml.report.section import ReportFigure, Section, clipped
+from caraml.report.section import ReportFigure, Section, counted, plain, written
+from caraml.report.series import clipped
 from caraml.results.record import Record
 
 MOST_LAWS = 12

@@ -1,4 +1,4 @@
-"""Long series made short enough to draw without losing their extremes, and the power of many points over time."""
+"""Long series, and names, made short enough to draw without losing their extremes; and the power of many points over time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from caraml.base.errors import InputError
 from caraml.base.format import count, printable
 from caraml.base.limits import CHANNEL_NAME, database, reading, table
 from caraml.report.grouping import MOST_SERIES, keys
-from caraml.report.numbers import plain
-from caraml.report.section import ReportFigure
+from caraml.report.section import ReportFigure, plain
 from caraml.results.record import Record
 from caraml.results.store import Store
 
@@ -68,6 +67,26 @@ def distribution(values: Sequence[float]) -> Points:
     n = len(ordered)
     ranks = sorted({0, *(round(index * (n - 1) / QUANTILES) for index in range(QUANTILES + 1))}) if n > QUANTILES else range(n)
     return [(ordered[rank], (rank + 1) / n) for rank in ranks]
+
+
+def clipped(texts: Sequence[str], limit: int) -> list[str]:
+    """Each text in ``limit`` characters: one that is longer loses the words that all of them have, then its end, or its middle where
+    texts would become alike."""
+    words = [text.split() for text in texts]
+    shared = set(words[0]).intersection(*words[1:]) if len(words) > 1 else set()
+    telling = [[word for word in own if word not in shared] for own in words]
+    tell = len({tuple(own) for own in telling}) == len(set(texts))  # words in another order tell, too
+    found = [_clipped(text, own if shared and tell else [], limit) for text, own in zip(texts, telling, strict=True)]
+    if len({*found}) == len({*texts}):
+        return found
+    return [text if len(text) <= limit else f"{text[: limit // 2]}…{text[limit // 2 + 1 - limit :]}" for text in texts]
+
+
+def _clipped(text: str, telling: Sequence[str], limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    brief = " ".join(["…", *telling]) if telling else text
+    return brief if len(brief) <= limit else f"{brief[: limit - 1]}…"
 
 
 _LONGEST_NAME = 100

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from datetime import date
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +17,6 @@ from rich.text import Text
 
 from caraml import __version__
 from caraml.base.format import GIB, human, printable, seconds_text, significant
-from caraml.report.section import plain_table
 from caraml.system.model import System
 
 if TYPE_CHECKING:
@@ -25,12 +24,26 @@ if TYPE_CHECKING:
     from caraml.doctor import Check
     from caraml.engine.memory import Planned
     from caraml.suite.model import Point
-    from caraml.system.model import System
 
+STYLES = {
+    **{"ok": "green", "skipped": "dim", "oom": "yellow", "timeout": "yellow", "invalid": "red", "failed": "bold red"},
+    **{"worse": "bold red", "better": "green", "unknown": "dim", "warn": "yellow", "missing": "red"},
+}
+"""Cells that stand out in a terminal: a status, a verdict, the outcome of a check."""
 _OF_THIS_JOB = {"usable_threads"}
 _OF_THIS_DEVICE = {"index", "uuid", "pci_bus_id", "power_limit_w"}
 """True for one node or job only; a description is for all of them."""
 _DESCRIBED = ("devices_per_node", "devices", "cpu", "memory_bytes", "affinity")
+
+
+def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], whole: int = 0) -> Table:
+    """A table in which nothing is cut off. The first ``whole`` columns are never wrapped; cells of :data:`STYLES` stand out."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for index, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=index < whole)
+    for row in rows:
+        table.add_row(*(Text(printable(cell), style=STYLES.get(cell, "")) if isinstance(cell, str) else cell for cell in row))
+    return table
 
 
 class Row(NamedTuple):

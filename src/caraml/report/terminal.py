@@ -14,7 +14,7 @@ from caraml.base.format import count, human, printable
 from caraml.metrics.model import METRICS, QUALITY, Metric, definition_of, title_of
 from caraml.power.model import WindowEnergy
 from caraml.report.grouping import Repeats, labels, repeated, several_boundaries, single, unknown_energy
-from caraml.report.numbers import (
+from caraml.report.section import (
     costliest,
     energy_reason,
     flag_meaning,
@@ -26,7 +26,7 @@ from caraml.report.numbers import (
     window_text,
     written,
 )
-from caraml.report.section import STYLES, plain_table
+from caraml.report.tables import STYLES, plain_table
 from caraml.results.record import Record
 from caraml.suite.model import NOT_STATED
 

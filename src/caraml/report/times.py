@@ -27,9 +27,8 @@ from caraml.report.grouping import (
     labels_and_statuses,
     metric,
 )
-from caraml.report.numbers import plain
-from caraml.report.section import ReportFigure, clipped
-from caraml.report.series import distribution, downsampled, downsampling_note, points_per_line, sampled
+from caraml.report.section import ReportFigure, plain
+from caraml.report.series import clipped, distribution, downsampled, downsampling_note, points_per_line, sampled
 from caraml.report.works import Figures, Lines, disturbed, of_works, runs_of
 from caraml.results.record import Record
 
