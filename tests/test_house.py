@@ -123,7 +123,7 @@ LINES = {
     "campaign": 1_646,
     "cli": 1_695,
     "data": 810,
-    "engine": 4_448,
+    "engine": 4_437,
     "launch": 1_806,
     "metrics": 982,
     "power": 4_754,
@@ -136,7 +136,7 @@ LINES = {
     "worker": 2_138,
     "workloads": 8_903,
 }
-FILES = 201
+FILES = 200
 
 
 def test_no_room_outgrows_its_lines() -> None:

@@ -16,9 +16,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from caraml.engine import graph as module
-from caraml.engine.graph import ASIDE, TRIALS, GraphedPasses, refusal
-from caraml.engine.step import TrainStep, make_step
+from caraml.engine import step as module
+from caraml.engine.step import ASIDE, TRIALS, GraphedPasses, TrainStep, make_step, refusal
 from caraml.suite.model import Knobs, StepGraph
 from caraml.workloads import load_workload
 from caraml.workloads.base import BuildContext, Task

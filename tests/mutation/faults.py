@@ -388,7 +388,7 @@ FAULTS = [
     ),
     Fault(
         "a replayed step trains the captured batch",
-        "engine/graph.py",
+        STEP,
         "            buffer.copy_(values, non_blocking=True)\n",
         "            pass\n",
         (T_GRAPH,),
