@@ -126,7 +126,7 @@ LINES = {
     "engine": 4_437,
     "launch": 1_806,
     "metrics": 982,
-    "power": 4_754,
+    "power": 4_738,
     "reference": 430,
     "report": 4_909,
     "results": 3_173,
@@ -136,7 +136,7 @@ LINES = {
     "worker": 2_138,
     "workloads": 8_903,
 }
-FILES = 200
+FILES = 199
 
 
 def test_no_room_outgrows_its_lines() -> None:

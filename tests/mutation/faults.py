@@ -608,7 +608,7 @@ FAULTS = [
     ),
     Fault(
         "milliwatts taken for watts",
-        "power/sources/nvml.py",
+        "power/sources/library.py",
         "MILLI = 1e-3",
         "MILLI = 1.0",
         ("tests/power/test_power_sources.py::test_nvml_reads_joules_and_watts",),

@@ -81,7 +81,7 @@ _OURS = "caraml.power.sources"
 BUILT_IN: dict[str, SourceEntry] = {
     entry.name: entry
     for entry in (
-        SourceEntry("nvml", f"{_OURS}.nvml", "NVIDIA GPUs (NVML)", factory="NvmlSource", accelerator=True),
+        SourceEntry("nvml", f"{_OURS}.library", "NVIDIA GPUs (NVML)", factory="NvmlSource", accelerator=True),
         SourceEntry("amdsmi", f"{_OURS}.library", "AMD GPUs (AMD SMI)", factory="AmdSmiSource", accelerator=True),
         SourceEntry("amdgpu", f"{_OURS}.files", "AMD GPUs (kernel driver)", factory="AmdGpuSource", accelerator=True),
         SourceEntry("intel", f"{_OURS}.files", "Intel GPUs (kernel drivers xe, i915)", factory="IntelSource", accelerator=True),

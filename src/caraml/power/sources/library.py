@@ -1,10 +1,5 @@
-"""Accelerators through their vendors' libraries and programs: AMD (amdsmi), Intel Gaudi (pyhlml), Graphcore IPU (gcipuinfo) and Huawei
-Ascend (npu-smi). The last three tell power only.
-
-Units of AMD's as in the AMD SMI reference: ``energy_accumulator x counter_resolution`` µJ; power in whole W, ``N/A`` where a die
-does not know. An MI250(X) is two devices of which the first knows the package's power; the partitions of an MI300 all
-repeat their socket's. Either way one package is one channel here and its devices are the channel's users. The socket of an MI300A has
-processor cores.
+"""Accelerators through their vendors' libraries and programs: NVIDIA (NVML), AMD (amdsmi), Intel Gaudi (pyhlml), Graphcore IPU (gcipuinfo)
+and Huawei Ascend (npu-smi). The last three tell power only.
 """
 
 from __future__ import annotations
@@ -14,16 +9,27 @@ import importlib
 import io
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from caraml.power.model import Channel
+from caraml.power.model import Boundary, Channel, Kind
 from caraml.power.source import AskedSensors, SensorError, SensorGroup, SourceUnavailable, output_of, select
 from caraml.power.sources.files import DUAL_DIE, MICRO
-from caraml.system.files import APUS, ASCEND, GAUDI, ROCM
+from caraml.system.files import APUS, ASCEND, CUDA, GAUDI, ROCM
+from caraml.system.nvml import Nvml
 
+NVML_UPDATE_PERIOD_S = 0.1
+"""Counter and power are refreshed about every 100 ms (measured by others on A100 and H100); the true period is shorter on some drivers, so
+this is the cautious value."""
+NVML_MEAN_WINDOW_S = 1.0
+"""Averaging of ``nvmlDeviceGetPowerUsage`` and field 185 on Ampere and newer [s]."""
+FIELD_AVERAGE, FIELD_INSTANT = 185, 186
+SCOPE_GPU, SCOPE_MODULE = 0, 1
+PART_TIME = {"A100": 0.25, "H100": 0.25}
+"""Share of time that the power sensor observes, by model (Yang et al., SC24, arXiv:2312.02741)."""
 AMD_UPDATE_PERIOD_S = 0.01
 AMD_MEAN_WINDOW_S = 1.0
 """Averaging time of ``average_socket_power``; not published, so this is the cautious value [s]."""
@@ -44,6 +50,117 @@ def _load(name: str, fix: str) -> Any:
         raise SourceUnavailable(f"the library {name} cannot be loaded ({type(error).__name__}: {error})", fix) from error
 
 
+class _Library(AskedSensors):
+    """Base of sources whose sensors a library answers for while it is open."""
+
+    library: Any = None
+    end = ""
+    """The library's function that closes it."""
+
+    def close(self) -> None:
+        if self.library is not None:
+            getattr(self.library, self.end)()
+            self.library = None
+
+
+class NvmlSource(_Library):
+    """NVIDIA GPUs: the energy counter, and power for cross-check and trace. All of the mask; the parents of MIG slices once each.
+
+    Units and meanings are those of the NVML API reference: ``nvmlDeviceGetTotalEnergyConsumption`` mJ since the driver was loaded (Volta
+    and newer), field 186 instantaneous and field 185 averaged power in mW, ``nvmlDeviceGetPowerUsage`` mW, which is a mean over one second
+    on Ampere and newer except GA100. On Grace-Hopper the counter covers the whole module.
+    """
+
+    name = "nvml"
+    end = "nvmlShutdown"
+
+    def open(self) -> None:
+        """Load the library, find the GPUs and probe once what each of them can tell."""
+        self.expect_driver("NVIDIA", Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
+        try:
+            nvml = importlib.import_module("pynvml")
+        except ImportError as error:
+            raise SourceUnavailable(f"the library pynvml is missing ({error})", "pip install nvidia-ml-py") from error
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            raise SourceUnavailable(f"NVML does not start: {error}", "check that nvidia-smi works on this node") from error
+        self.library, self.failures = nvml, (nvml.NVMLError, SensorError, AttributeError)
+        handles = self._handles(Nvml(nvml))
+        if not handles:
+            raise SourceUnavailable("no NVIDIA GPU is visible to this process", "check CUDA_VISIBLE_DEVICES")
+        for uuid, (name, handle, slices) in handles.items():
+            self._probe(uuid, name, handle, slices)
+        if not self.listed:
+            raise SourceUnavailable("the GPUs offer neither an energy counter nor power")
+
+    def _handles(self, nv: Nvml) -> dict[str, tuple[str, Any, tuple[str, ...]]]:
+        """Physical GPUs by UUID: name, handle, and the UUIDs of the MIG slices into which each is partitioned."""
+        present: dict[str, tuple[str, Any, tuple[str, ...]]] = {}
+        aliases = {}
+        for index in range(self.library.nvmlDeviceGetCount()):
+            handle = nv.ask(f"GPU {index}", "nvmlDeviceGetHandleByIndex", index)
+            uuid = None if handle is None else nv.ask(f"GPU {index}", "nvmlDeviceGetUUID", handle)
+            if uuid is None:  # lost or closed: the others are measured
+                self.left_out.append(f"GPU {index} does not open: {nv.missing[f'GPU {index}']}")
+                continue
+            slices = [nv.quietly("nvmlDeviceGetUUID", each) for each in nv.mig_instances(index, handle)]
+            aliases[uuid] = [nv.pci_bus_id(handle) or "", *filter(None, slices)]
+            present[uuid] = (nv.quietly("nvmlDeviceGetName", handle) or "NVIDIA GPU", handle, tuple(aliases[uuid][1:]))
+        if self.left_out and present:  # nvidia-smi counts them, torch does not
+            self.left_out[-1] += "; numbers count those that open"
+        return {uuid: present[uuid] for uuid in self.choose(list(present), aliases, CUDA, closed=self.left_out)}
+
+    def _probe(self, uuid: str, name: str, handle: Any, slices: tuple[str, ...]) -> None:
+        """Add the counter and the best power reading of one GPU, as far as they answer."""
+        nvml = self.library
+        limit = self.or_none(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) * MILLI)
+        superchip = any(word in name for word in ("GH200", "GB200", "GB300"))
+        module: Boundary = "module" if superchip else "device"
+        flags = ("mig_parent", "shared_device") if slices else ()
+
+        def channel(kind: Kind, boundary: Boundary, **known: Any) -> Channel:
+            own = (*flags, "module_scope") if boundary == "module" else flags
+            return Channel(
+                id=f"nvml:{uuid}:{boundary}:{kind}",
+                source=self.name,
+                kind=kind,
+                boundary=boundary,
+                label=name,
+                domain=f"{uuid}:module" if boundary == "module" else uuid,
+                hardware="nvidia",
+                resolution=MILLI,
+                update_period_s=NVML_UPDATE_PERIOD_S,
+                # The limit governs an average; short peaks go beyond it.
+                max_power_w=2 * limit if limit else None,
+                parent=f"{uuid}:module" if superchip and boundary == "device" else None,
+                flags=own,
+                users=slices,
+                **known,
+            )
+
+        duty = next((share for model, share in PART_TIME.items() if model in name), 1.0)
+        self.try_to_add(channel("energy", module), lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) * MILLI)
+        scopes: list[tuple[int, Boundary]] = [(SCOPE_GPU, "device"), *([(SCOPE_MODULE, module)] if superchip else [])]
+        for scope, boundary in scopes:
+            instant = self.try_to_add(channel("power_instant", boundary, duty=duty), self._field(handle, FIELD_INSTANT, scope))
+            if not instant:
+                mean = channel("power_mean", boundary, mean_window_s=NVML_MEAN_WINDOW_S)
+                if not self.try_to_add(mean, self._field(handle, FIELD_AVERAGE, scope)) and not superchip:
+                    self.try_to_add(mean, lambda: nvml.nvmlDeviceGetPowerUsage(handle) * MILLI)
+
+    def _field(self, handle: Any, field: int, scope: int) -> Callable[[], float]:
+        """A question for one field value in W; the error code of the item is checked."""
+
+        def ask() -> float:
+            item = self.library.nvmlDeviceGetFieldValues(handle, [(field, scope)])[0]
+            if item.nvmlReturn != 0:
+                raise SensorError(f"field {field} scope {scope}: NVML error {item.nvmlReturn}")
+            return float(item.value.uiVal) * MILLI
+
+        return ask
+
+
 @dataclass(slots=True)
 class _Die:
     """One device of the library."""
@@ -58,11 +175,16 @@ class _Die:
     partners: list[str] = field(default_factory=list)
 
 
-class AmdSmiSource(AskedSensors):
-    """AMD accelerators, one channel pair per package."""
+class AmdSmiSource(_Library):
+    """AMD accelerators, one channel pair per package.
+
+    Units as in the AMD SMI reference: ``energy_accumulator x counter_resolution`` µJ; power in whole W, ``N/A`` where a die does not know.
+    An MI250(X) is two devices of which the first knows the package's power; the partitions of an MI300 all repeat their socket's. Either
+    way one package is one channel here and its devices are the channel's users. The socket of an MI300A has processor cores.
+    """
 
     name = "amdsmi"
-    _smi: Any = None
+    end = "amdsmi_shut_down"
 
     def open(self) -> None:
         """Load the library, find the packages and probe once what each can tell."""
@@ -73,7 +195,7 @@ class AmdSmiSource(AskedSensors):
             smi = _load("amdsmi", "install the amdsmi package of this machine's ROCm (in /opt/rocm/share/amd_smi)")
         try:
             smi.amdsmi_init()
-            self._smi, self.failures = smi, (smi.AmdSmiException, SensorError, KeyError, AttributeError, ValueError, TypeError)
+            self.library, self.failures = smi, (smi.AmdSmiException, SensorError, KeyError, AttributeError, ValueError, TypeError)
             dies = [self._die(i, handle) for i, handle in enumerate(smi.amdsmi_get_processor_handles())]
         except smi.AmdSmiException as error:
             raise SourceUnavailable(f"amdsmi does not start: {error}", "check that amd-smi list works on this node") from error
@@ -83,7 +205,7 @@ class AmdSmiSource(AskedSensors):
             raise SourceUnavailable("no AMD accelerator that is visible to this process offers energy or power")
 
     def _die(self, position: int, handle: Any) -> _Die:
-        smi = self._smi
+        smi = self.library
         pci = str(smi.amdsmi_get_gpu_device_bdf(handle))
         uuid = self.or_none(lambda: str(smi.amdsmi_get_gpu_device_uuid(handle))) or pci
         name = self.or_none(lambda: str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"])) or "AMD GPU"
@@ -119,7 +241,7 @@ class AmdSmiSource(AskedSensors):
     def _probe(self, die: _Die) -> None:
         """Add counter and power of one package, as far as they answer."""
         dual = any(model in die.name for model in DUAL_DIE.values()) and bool(die.partners)
-        limit = self.or_none(lambda: float(self._smi.amdsmi_get_power_info(die.handle)["power_limit"]) * MICRO)
+        limit = self.or_none(lambda: float(self.library.amdsmi_get_power_info(die.handle)["power_limit"]) * MICRO)
         apu = any(name in die.name for name in APUS.values())
         flags = ("dual_die_parent",) if dual else ("shared_device",) if die.partners else ()
         common: dict[str, Any] = {
@@ -136,7 +258,7 @@ class AmdSmiSource(AskedSensors):
         energy = Channel(id=f"amdsmi:{die.id}:energy", kind="energy", resolution=16 * MICRO, **common)
         self.try_to_add(energy, lambda: self._energy(die.handle))
         if self.or_none(lambda: self._power(die.handle)) is not None:
-            instant = _number(self._smi.amdsmi_get_power_info(die.handle).get("current_socket_power")) is not None
+            instant = _number(self.library.amdsmi_get_power_info(die.handle).get("current_socket_power")) is not None
             power = Channel(
                 id=f"amdsmi:{die.id}:power",
                 kind="power_instant" if instant else "power_mean",
@@ -148,7 +270,7 @@ class AmdSmiSource(AskedSensors):
 
     def _energy(self, handle: Any) -> float:
         """Counter [J]."""
-        answer = self._smi.amdsmi_get_energy_count(handle)
+        answer = self.library.amdsmi_get_energy_count(handle)
         count = _number(answer.get("energy_accumulator", answer.get("power")))
         if count is None or count == 0:
             raise SensorError(f"energy counter says {count}")
@@ -156,17 +278,12 @@ class AmdSmiSource(AskedSensors):
 
     def _power(self, handle: Any) -> float:
         """Socket power [W]: current where it is known, else averaged."""
-        answer = self._smi.amdsmi_get_power_info(handle)
+        answer = self.library.amdsmi_get_power_info(handle)
         for key in ("current_socket_power", "average_socket_power", "socket_power"):
             power = _number(answer.get(key))
             if power is not None:
                 return power
         raise SensorError("socket power is N/A")
-
-    def close(self) -> None:
-        if self._smi is not None:
-            self._smi.amdsmi_shut_down()
-            self._smi = None
 
 
 def _number(value: Any) -> float | None:
@@ -190,17 +307,17 @@ def _channel(source: str, device: str, label: str, resolution: float, max_power:
     )
 
 
-class GaudiSource(AskedSensors):
+class GaudiSource(_Library):
     """Intel Gaudi through HLML: power in mW, no energy counter."""
 
     name = "gaudi"
-    _hlml: Any = None
+    end = "hlmlShutdown"
 
     def open(self) -> None:
         self.expect_driver("Gaudi", Path("/dev/accel/accel0"), Path("/dev/hl0"))
         hlml = _load("pyhlml", "pip install pyhlml")
         hlml.hlmlInit()
-        self._hlml, self.failures = hlml, (hlml.HLMLError, TypeError, SensorError)
+        self.library, self.failures = hlml, (hlml.HLMLError, TypeError, SensorError)
         found: dict[str, Any] = {}
         for index in range(hlml.hlmlDeviceGetCount()):
             handle = hlml.hlmlDeviceGetHandleByIndex(index)
@@ -213,15 +330,10 @@ class GaudiSource(AskedSensors):
 
     def _watts(self, handle: Any) -> float:
         """Some releases answer 0 instead of raising, so 0 is a failure: no card that runs draws nothing."""
-        milliwatts: float = self._hlml.hlmlDeviceGetPowerUsage(handle)
+        milliwatts: float = self.library.hlmlDeviceGetPowerUsage(handle)
         if not milliwatts > 0:
             raise SensorError("the card answered 0 W")
         return milliwatts * MILLI
-
-    def close(self) -> None:
-        if self._hlml is not None:
-            self._hlml.hlmlShutdown()
-            self._hlml = None
 
 
 class GraphcoreSource(SensorGroup):
