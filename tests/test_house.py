@@ -118,17 +118,17 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_037,
-    "base": 2_806,
+    "analysis": 3_907,
+    "base": 2_808,
     "campaign": 1_646,
-    "cli": 1_695,
+    "cli": 1_696,
     "data": 810,
     "engine": 4_437,
     "launch": 1_806,
     "metrics": 982,
     "power": 4_738,
-    "reference": 430,
-    "report": 4_909,
+    "reference": 499,
+    "report": 4_967,
     "results": 3_173,
     "suite": 2_680,
     "system": 3_450,
@@ -136,7 +136,7 @@ LINES = {
     "worker": 2_138,
     "workloads": 8_903,
 }
-FILES = 199
+FILES = 198
 
 
 def test_no_room_outgrows_its_lines() -> None:

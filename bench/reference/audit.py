@@ -18,7 +18,7 @@ from claims import claims
 from spans import Span, exact, printed_span, span_of
 
 from caraml.base.format import significant
-from caraml.reference import Reference, as_printed, load
+from caraml.reference import Reference, load
 
 Relation = Literal["is", "at most", "at least", "unlike"]
 
@@ -242,7 +242,7 @@ def audit_text(rows: Sequence[Reference]) -> str:
         for check in checked:
             where = f"run {check.printed.run}" if check.printed.run else ""
             value, difference = _outcome(check)
-            lines.append(f"    {where:<8}printed {as_printed(check.printed):<18} recomputed {value:<12} {difference}")
+            lines.append(f"    {where:<8}printed {check.printed.as_printed:<18} recomputed {value:<12} {difference}")
     return "\n".join([*lines, f"{len(found)} comparisons of printed with recomputed numbers; {len(failed)} disagree"])
 
 

@@ -16,9 +16,9 @@ from run_factory import metric, repeats, run
 from caraml.analysis.compare import ALPHA, FAMILIES, USUAL, Change, Comparison, compare, parse_gate
 from caraml.analysis.estimate import POWER, is_known_kind, smallest_change
 from caraml.analysis.grouping import axes, names
-from caraml.analysis.select import Side
 from caraml.base.errors import InputError, UnknownNameError
 from caraml.metrics.model import METRICS, Metric, OwnMetric
+from caraml.reference import Side
 from caraml.report.comparison import comparison_sections
 from caraml.results.record import Record
 from caraml.suite.model import Placement

@@ -16,7 +16,7 @@ from run_factory import metric, repeats, run
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.laws import Name, fit
 from caraml.analysis.scaling import Solution, left_out, matrix, scaling, solutions_of, step_views
-from caraml.analysis.select import published
+from caraml.reference import published
 from caraml.report.figures import MOST_LINES
 from caraml.report.scaling import efficiencies, law_text, matrices, scaling_sections
 from caraml.results.record import Record

@@ -11,8 +11,8 @@ from run_factory import run
 
 from caraml.analysis.compare import Change, Comparison, compare
 from caraml.analysis.grouping import differences
-from caraml.analysis.select import published, select, sides
 from caraml.base.errors import InputError
+from caraml.reference import published, side, sides
 from caraml.report.comparison import comparison_sections
 from caraml.results.record import Record
 from caraml.results.store import Store, write_record
@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def rates(name: str, store: Store) -> list[float | None]:
-    return [record.value("throughput") for record in select(name, store.root).records]
+    return [record.value("throughput") for record in side(name, store.root).records]
 
 
 def test_folders_suites_points_and_attempts(store: Store, tmp_path: Path) -> None:
@@ -56,17 +56,17 @@ def test_folders_suites_points_and_attempts(store: Store, tmp_path: Path) -> Non
 
 def test_a_wrong_name_says_what_there_is(store: Store) -> None:
     with pytest.raises(InputError, match=r"'bothh' is no folder of results, and no .* \(suites: both, one; (.|\n)*mean 'both'"):
-        select("bothh", store.root)
+        side("bothh", store.root)
     with pytest.raises(InputError, match="has no attempt 7; it has 1, 2"):
-        select(f"{run(1000).key}/7", store.root)
+        side(f"{run(1000).key}/7", store.root)
     (store.root / "empty" / "points").mkdir(parents=True)
     with pytest.raises(InputError, match="no results below"):
-        select(str(store.root / "empty"), store.root)
+        side(str(store.root / "empty"), store.root)
 
 
 def test_published_tables_are_a_side(store: Store) -> None:
     """MAELSTROM tables 12 and 13: AP2 on A100 and H100, three runs each on 4, 2 and 1 devices."""
-    found = compare(select("reference:maelstrom/12", store.root), select("reference:maelstrom/13", store.root), ["epoch_time_mean"])
+    found = compare(side("reference:maelstrom/12", store.root), side("reference:maelstrom/13", store.root), ["epoch_time_mean"])
     assert [(pair.name.split()[-1], [len(keys) for keys in pair.keys]) for pair in found.pairs] == [
         ("1x4", [3, 3]), ("1x2", [3, 3]), ("1x1", [3, 3])
     ]  # fmt: skip
@@ -80,7 +80,7 @@ def test_published_tables_are_a_side(store: Store) -> None:
 def test_the_rounding_of_printed_digits_is_part_of_every_published_number(store: Store) -> None:
     """MAELSTROM tables 17 and 18, AP3 without cache: 0.63 and 0.61 GB three times each. Nobody knows the third digit, nor how it varies."""
     found = compare(
-        select("reference:maelstrom/17", store.root), select("reference:maelstrom/18", store.root), ["peak_memory", "epoch_time_mean"]
+        side("reference:maelstrom/17", store.root), side("reference:maelstrom/18", store.root), ["peak_memory", "epoch_time_mean"]
     )
     pair = next(one for one in found.pairs if one.name.endswith("flags=-nocache without method"))
     memory, epoch = pair.changes
@@ -95,7 +95,7 @@ def test_the_rounding_of_printed_digits_is_part_of_every_published_number(store:
 
 def test_published_energies_are_compared_within_one_boundary(store: Store) -> None:
     def change(a: str, b: str, metric: str) -> Change:
-        found = compare(select(f"reference:maelstrom/{a}", store.root), select(f"reference:maelstrom/{b}", store.root), [metric])
+        found = compare(side(f"reference:maelstrom/{a}", store.root), side(f"reference:maelstrom/{b}", store.root), [metric])
         ((_, only),) = found.changes
         return only
 
@@ -107,7 +107,7 @@ def test_published_energies_are_compared_within_one_boundary(store: Store) -> No
 
 def test_published_runtimes_are_compared_and_notes_are_told(store: Store) -> None:
     """MAELSTROM tables 42 and 43: AP6, one run on each number of devices; the epochs are printed in ms."""
-    found = compare(select("reference:maelstrom/42/3", store.root), select("reference:maelstrom/43/3", store.root))
+    found = compare(side("reference:maelstrom/42/3", store.root), side("reference:maelstrom/43/3", store.root))
     changes = {change.metric: change for _, change in found.changes}
     runtime = changes["runtime"].ratio
     assert runtime is not None and runtime.value == pytest.approx(18581.30 / 15031.87) and "training_time" in changes
@@ -116,7 +116,7 @@ def test_published_runtimes_are_compared_and_notes_are_told(store: Store) -> Non
     assert notes["device_energy",].note.startswith("of one device") and len(notes["device_energy",].places) == 2
     text = "\n".join(note for section in comparison_sections(found) for note in section.notes)
     assert "Device energy of maelstrom, Table 42, run 3; maelstrom, Table 43, run 3: of one device" in text
-    alone = compare(select("reference:maelstrom/42/3", store.root), select("reference:maelstrom/43/3", store.root), ["runtime"])
+    alone = compare(side("reference:maelstrom/42/3", store.root), side("reference:maelstrom/43/3", store.root), ["runtime"])
     assert alone.notes == (), "only of what is compared"
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from caraml.analysis.compare import compare
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.laws import EfficiencyLimit, Law
-from caraml.analysis.select import Side
+from caraml.reference import Side
 from caraml.report.comparison import change, comparison_sections, estimated
 from caraml.report.scaling import law_text
 from caraml.report.section import Section, markdown, terminal

@@ -15,10 +15,10 @@ from caraml.analysis.compare import compare
 from caraml.analysis.grouping import same_work
 from caraml.analysis.history import history
 from caraml.analysis.run_variation import mean_metric
-from caraml.analysis.select import Side
 from caraml.analysis.table import Steps
 from caraml.metrics.model import Metric
 from caraml.power.model import HEADLINES
+from caraml.reference import Side
 from caraml.report.document import figure_sections, findings, result_rows
 from caraml.report.figures import QUALITY, action, heat_maps, node_and_devices, over_batch, time_and_energy
 from caraml.report.grouping import ACTION, COST, DEVICES, EFFICIENCY, ENERGY, HOUR, MOST_ROWS, MOST_SERIES, TIME, labels, repeated

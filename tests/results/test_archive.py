@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 
 from caraml.analysis.compare import compare
 from caraml.analysis.grouping import same_work
-from caraml.analysis.select import Side
 from caraml.analysis.table import query
 from caraml.base import limits
 from caraml.base.errors import InputError
 from caraml.cli import app
 from caraml.metrics.model import Metric
+from caraml.reference import Side
 from caraml.report.grouping import families, repeated
 from caraml.results import archive as module
 from caraml.results.archive import MANIFEST, pack, unpack

@@ -15,9 +15,9 @@ from caraml.analysis.compare import compare
 from caraml.analysis.grouping import same_work
 from caraml.analysis.history import attempts, history
 from caraml.analysis.scaling import scaling
-from caraml.analysis.select import sides
 from caraml.base.errors import InputError
 from caraml.cli import app
+from caraml.reference import sides
 from caraml.results import jube_row
 from caraml.results.archive import Done, pack, unpack
 from caraml.results.jube import read_table

@@ -21,11 +21,11 @@ from typing import Literal
 from caraml.analysis.estimate import Estimate, smallest_change, values
 from caraml.analysis.grouping import Difference, axes_of, counting, differences, grouped, names, run_of, valid, without
 from caraml.analysis.run_variation import Means, ratios
-from caraml.analysis.select import Side
 from caraml.base.errors import InputError
 from caraml.base.format import count
 from caraml.base.stats import holm
 from caraml.metrics.model import METRICS, Direction, definition_of, own_names, see_known
+from caraml.reference import Side
 from caraml.results.record import Record
 from caraml.suite.model import NOT_STATED, OF_EPOCHS
 

@@ -20,7 +20,7 @@ from statistics import fmean, variance
 
 import numpy as np
 
-from caraml.base.stats import t_critical, t_tail
+from caraml.base.stats import SMALLEST_SD, t_critical, t_tail
 from caraml.metrics.model import METRICS, Metric
 from caraml.results.record import Record
 
@@ -149,8 +149,6 @@ SINGLE_RUN_DOF = 4.0
 SESSION_SD = 0.01
 SESSION_PAUSE = timedelta(hours=6)
 """Time between the starts of two runs on one machine from which on they are of different sessions."""
-SMALLEST_SD = 5e-4
-"""Relative spread below which repeats count as equal: what is left is rounding."""
 SENSOR_ACCURACY = 0.05
 """Systematic relative error of a power sensor whose record does not say it."""
 Z95 = 1.959964

@@ -24,10 +24,11 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from caraml.analysis.estimate import SMALLEST_SD, UNKNOWN, Estimate, Value, started, values
+from caraml.analysis.estimate import UNKNOWN, Estimate, Value, started, values
 from caraml.analysis.grouping import Difference, axes_of, compare_facts, facts, grouped, names, run_of, told_apart, valid, without
 from caraml.analysis.run_variation import mean_of
 from caraml.base.errors import InputError
+from caraml.base.stats import SMALLEST_SD
 from caraml.metrics.model import Direction, definition_of, see_known
 from caraml.results.record import Record
 from caraml.results.store import RECORD, read_record

@@ -39,6 +39,8 @@ FEWEST = 20
 """Steps below which no elbow is looked for."""
 SLOW = 0.01
 """Share of the step by which a rank must at least be behind to be called slow."""
+SMALLEST_SD = 5e-4
+"""Relative spread below which repeats count as equal: what is left is rounding."""
 
 
 @dataclass(frozen=True)

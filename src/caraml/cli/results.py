@@ -171,7 +171,7 @@ def compare(  # noqa: PLR0917  -- typer reads the signature
     """Say what differs between two results and which numbers changed beyond chance."""
     from caraml.analysis.compare import compare as compared
     from caraml.analysis.compare import parse_gate
-    from caraml.analysis.select import sides
+    from caraml.reference import sides
     from caraml.report.comparison import comparison_sections, gate_lines
 
     gate = parse_gate(fail_if) if fail_if is not None else None
@@ -270,7 +270,8 @@ def references(
 ) -> None:
     """Print published results. Without a filter: which tables there are."""
     from caraml.analysis.table import to_csv, to_json
-    from caraml.reference import full_lines, load, overview, rows_text, select
+    from caraml.reference import full_lines, load, select
+    from caraml.report.tables import references_overview, references_text
 
     if csv and json:
         raise InputError("--csv and --json do not go together", "give one of them")
@@ -292,6 +293,6 @@ def references(
         columns, lines = full_lines(rows)
         say((to_csv if csv else to_json)(columns, lines), nl=False)
     elif any(wanted.values()):
-        say(rows_text(rows))
+        say(references_text(rows))
     else:
-        say(overview(rows))
+        say(references_overview(rows))

@@ -1,5 +1,11 @@
 """Published results as data: the tables and stated figures of the sources that CARAML builds on, and what disagrees in
-them. One row is one number of one table, as it was printed and in our unit."""
+them. One row is one number of one table, as it was printed and in our unit.
+
+And the sides of a comparison: results by name (:mod:`caraml.results.selector`), and ``reference:SOURCE/TABLE/RUN`` of what is published. A
+published experiment is one column or row of a table. What its source does not state (precision, compile mode, mostly the batch) is not
+made up: the record's ``unstated`` names it, and comparisons say "not stated". Runs of one table with equal parameters count as repeats.
+What rounding to the printed digits may make is the bound of every number, where four digits or fewer leave something open.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +20,17 @@ from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
+from typing import cast, get_args
+
+from pydantic import JsonValue
 
 from caraml.base.errors import InputError, unknown_name
-from caraml.base.format import count, human
-from caraml.suite.model import WORKLOAD_ALIASES
+from caraml.base.stats import SMALLEST_SD
+from caraml.metrics.model import METRICS, Metric
+from caraml.results.record import Record
+from caraml.results.selector import Selection, last_two
+from caraml.results.selector import select as selected
+from caraml.suite.model import NOT_STATED, WORKLOAD_ALIASES, Mode, Point
 
 SOURCES: Mapping[str, str] = MappingProxyType(
     {
@@ -63,6 +76,11 @@ class Reference:
     printed_unit: str
     note: str
     """What is wrong with the printed number or its heading, and how it was read."""
+
+    @property
+    def as_printed(self) -> str:
+        """The number with its unit, as printed."""
+        return f"{self.printed} {self.printed_unit}".strip()
 
     @property
     def rounding(self) -> float:
@@ -158,10 +176,6 @@ def select(rows: Iterable[Reference] | None = None, **wanted: str | None) -> lis
 Cell = str | int | float | None
 Lines = tuple[list[str], list[tuple[Cell, ...]]]
 
-LEFT_OUT = {"job", "jube_id", "jube_wp", "node", "hardware", "tasks", "cpus", "location", "experiment", "method"}
-LEFT_OUT |= {"replicas", "steps_per_execution", "dataset_mb", "effective_batch_mb"}
-"""Parameters that a terminal does not show."""
-
 
 def full_lines(rows: Sequence[Reference]) -> Lines:
     """Every field of every row; parameters as JSON."""
@@ -173,52 +187,107 @@ def _cell(row: Reference, name: str) -> Cell:
     return value
 
 
-def rows_text(rows: Sequence[Reference]) -> str:
-    """The rows below their tables: the number in our unit, as printed where that differs, and what is to be said of it as footnotes."""
-    lines: list[str] = []
-    notes: list[str] = []
-    for (source, table, system), group in groupby(rows, lambda row: (row.source, row.table, row.system)):
-        lines.append(" ".join(filter(None, (source, f"{table}:" if system else table, system))))
-        lines += [_line(row, notes) for row in group]
-    return "\n".join(lines + [f"[{number}] {note}" for number, note in enumerate(notes, start=1)])
+# -- sides of a comparison ----------------------------------------------------------------------------------------------
+
+PREFIX = "reference:"
+
+_IDS = {"job", "node", "experiment", "jube_id", "jube_wp", "tasks", "cpus", "location", "hardware", "name", "devices_printed"}
+"""Parameters that name a run rather than its work."""
+_UNKNOWN = ("precision", "compile", "knobs", "deterministic", "micro_batch")
 
 
-def _line(row: Reference, notes: list[str]) -> str:
-    mark = ""
-    if row.note:
-        if row.note not in notes:
-            notes.append(row.note)
-        mark = f" [{notes.index(row.note) + 1}]"
-    whole = row.unit == "1" and row.value is not None and row.value.is_integer()
-    value, printed = f"{row.value:,.0f}" if whole else human(row.value, row.unit, 4), as_printed(row)
-    shown = "" if printed.replace(" s", "") in value else f"printed {printed}"
-    facts = " ".join(f"{key}={value}" for key, value in row.parameters.items() if key not in LEFT_OUT)
-    device = f"{row.devices} x {row.device}" if row.devices and row.device else row.device
-    where = f"{row.run or '':<3}{device:<15}"
-    return f"  {where} {row.metric:<22} {value:<16} {shown:<22} {facts}{mark}".rstrip()
+@dataclass(frozen=True)
+class Side:
+    """Records under the name that the user gave."""
+
+    name: str
+    records: tuple[Record, ...]
 
 
-def as_printed(row: Reference) -> str:
-    return f"{row.printed} {row.printed_unit}".strip()
+def side(name: str, root: Path) -> Side:
+    """The records that ``name`` stands for; ``root`` is the results folder in use. Raises ``InputError`` if there are none."""
+    return Side(name, tuple(published(name))) if name.startswith(PREFIX) else _side_of(selected(name, root))
 
 
-def overview(rows: Sequence[Reference]) -> str:
-    """One line per table below each source: what it is about, and how many runs and numbers it has."""
-    lines = []
-    for source, of_source in groupby(rows, lambda row: row.source):
-        lines += ["", f"{source}: {SOURCES[source]}"]
-        tables: dict[str, list[Reference]] = {}
-        for row in of_source:
-            tables.setdefault(row.table, []).append(row)
-        for table, group in tables.items():
-            about = f"{_names(row.workload for row in group)} {_names(row.mode for row in group)}".strip()
-            runs = len({row.run for row in group} - {0})
-            counted = (f"{count(runs, 'run')}, " if runs else "") + count(len(group), "number")
-            lines.append(f"  {table:<24}{about:<36} {_names(row.system for row in group):<18} {counted}")
-    return "\n".join(lines[1:])
+def sides(a: str, b: str | None, root: Path) -> tuple[Side, Side]:
+    """Both sides of a comparison; of a suite alone its last two rounds. Raises ``InputError`` if there are none."""
+    if b is not None:
+        return side(a, root), side(b, root)
+    if a.startswith(PREFIX):
+        raise InputError(f"{a} is one result, and a comparison needs two", "caraml references lists what there is")
+    before, last = last_two(a, root)
+    return _side_of(before), _side_of(last)
 
 
-def _names(values: Iterable[str]) -> str:
-    """The name that all have, or how many there are."""
-    names = [name for name in dict.fromkeys(values) if name]
-    return names[0] if len(names) == 1 else f"{len(names)} different" if names else ""
+def _side_of(found: Selection) -> Side:
+    records = tuple(found.records())
+    if not records:
+        of = f" of {found.name}" if found.listings else ""
+        raise InputError(f"no results{of} below {found.store.root}", "caraml run SUITE --out FOLDER")
+    return Side(found.name, records)
+
+
+def published(name: str) -> list[Record]:
+    """The experiments of ``reference:SOURCE``, ``reference:SOURCE/TABLE`` or ``reference:SOURCE/TABLE/RUN``.
+
+    Raises ``InputError`` if there is nothing of that name, or nothing that is one of CARAML's metrics.
+    """
+    source, _, rest = name.removeprefix(PREFIX).partition("/")
+    table, _, run = rest.partition("/")
+    rows = [row for row in select(source=source, table=table or None) if not run or str(row.run) == run]
+    groups = groupby(sorted(rows, key=_experiment), key=_experiment)
+    records = [record for _, group in groups if (record := _record(list(group))) is not None]
+    if not records:
+        raise InputError(f"{name}: no published experiment with one of CARAML's metrics", "caraml references lists what there is")
+    return records
+
+
+def _experiment(row: Reference) -> tuple[str, str, int, str, int, int, str, str]:
+    where = (row.system, row.devices or 1, row.nodes or 1)
+    return (row.source, row.table, row.run, *where, row.mode, _work_text(row))
+
+
+def _work_text(row: Reference) -> str:
+    return repr(sorted((name, str(value)) for name, value in row.parameters.items() if name not in {*_IDS, "boundary"}))
+
+
+def _record(rows: Sequence[Reference]) -> Record | None:
+    """One experiment; ``None`` if it is not of a workload, or none of its numbers is one of our metrics above zero."""
+    first = rows[0]
+    metrics = {
+        row.metric: Metric(
+            value=row.value,
+            unit=row.unit,
+            bound=row.rounding if row.rounding > SMALLEST_SD * row.value else None,
+            scope=None if (scope := row.parameters.get("boundary")) is None else str(scope),
+        )
+        for row in rows
+        if row.metric in METRICS and row.value is not None and row.value > 0
+    }
+    if not first.workload or not metrics:
+        return None
+    batch, nodes = first.parameters.get("batch"), first.nodes or 1
+    samples = batch if isinstance(batch, int) and batch > 0 else 1
+    point = Point(
+        suite="published",
+        benchmark=first.workload,
+        workload=first.workload,
+        params={name: value for name, value in first.parameters.items() if name not in {*_IDS, "boundary"}},
+        system=first.system or NOT_STATED,
+        device=first.device or NOT_STATED,
+        device_class="gpu",
+        software=SOURCES[first.source],
+        nodes=nodes,
+        devices=max((first.devices or 1) // nodes, 1),
+        mode=cast("Mode", first.mode) if first.mode in get_args(Mode) else "train",
+        global_batch=samples,
+        micro_batch=samples,
+        repeat=first.run,
+    )
+    missing = _UNKNOWN if "batch" in point.params else (*_UNKNOWN, "global_batch")
+    environment: dict[str, JsonValue] = {"published": f"{first.source}, {first.table}, run {first.run}"}
+    environment["notes"] = {row.metric: row.note for row in rows if row.metric in metrics and row.note}
+    environment["missing"] = {f"point.{name}": NOT_STATED for name in missing}
+    return Record(
+        key=point.key, attempt=1, point=point, status="ok", started_at="1970-01-01T00:00:00+00:00", metrics=metrics, environment=environment
+    )

@@ -1,5 +1,5 @@
 """Small terminal tables: answers to queries, the doctor's findings, machines with a source for every figure, what points need of memory,
-and what a campaign would do; and the file that describes a detected machine."""
+what a campaign would do, and published results; and the file that describes a detected machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from datetime import date
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Group, RenderableType
@@ -16,13 +17,14 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from caraml import __version__
-from caraml.base.format import GIB, human, printable, seconds_text, significant
+from caraml.base.format import GIB, count, human, printable, seconds_text, significant
 from caraml.system.model import System
 
 if TYPE_CHECKING:
     from caraml.campaign.preview import Preview
     from caraml.doctor import Check
     from caraml.engine.memory import Planned
+    from caraml.reference import Reference
     from caraml.suite.model import Point
 
 STYLES = {
@@ -252,8 +254,8 @@ def preview_view(found: Preview, system: System, launcher: str, scripts: bool) -
     if found.memory:
         parts += [Text(""), memory_table(found.memory, system, _SHOWN)]
     parts += [Text(""), _costs(found, system), Text("")]
-    for label, (count, text) in found.scripts.items():
-        parts.append(Text(f"run.sh of {label}" + (f", and {count - 1:,} like it" if count > 1 else "") + (":" if scripts else "")))
+    for label, (number, text) in found.scripts.items():
+        parts.append(Text(f"run.sh of {label}" + (f", and {number - 1:,} like it" if number > 1 else "") + (":" if scripts else "")))
         parts += [Text(text, style="dim", no_wrap=True, overflow="ignore")] if scripts else []
     parts += [Text(printable(note)) for note in found.notes]
     parts += [Text(f"refused: {printable(objection)}", style="bold red") for objection in found.objections]
@@ -281,3 +283,59 @@ def _costs(found: Preview, system: System) -> Table:
 def _left_out(found: Preview) -> str:
     counts = {"left out by `where`": found.left_out, "of the suite not chosen": found.not_chosen}
     return "".join(f", {count:,} {words}" for words, count in counts.items() if count)
+
+
+# -- published results --------------------------------------------------------------------------------------------------
+
+_NOT_SHOWN = {"job", "jube_id", "jube_wp", "node", "hardware", "tasks", "cpus", "location", "experiment", "method"}
+_NOT_SHOWN |= {"replicas", "steps_per_execution", "dataset_mb", "effective_batch_mb"}
+"""Parameters that a terminal does not show."""
+
+
+def references_text(rows: Sequence[Reference]) -> str:
+    """The rows below their tables: the number in our unit, as printed where that differs, and what is to be said of it as footnotes."""
+    lines: list[str] = []
+    notes: list[str] = []
+    for (source, table, system), group in groupby(rows, lambda row: (row.source, row.table, row.system)):
+        lines.append(" ".join(filter(None, (source, f"{table}:" if system else table, system))))
+        lines += [_reference_line(row, notes) for row in group]
+    return "\n".join(lines + [f"[{number}] {note}" for number, note in enumerate(notes, start=1)])
+
+
+def _reference_line(row: Reference, notes: list[str]) -> str:
+    mark = ""
+    if row.note:
+        if row.note not in notes:
+            notes.append(row.note)
+        mark = f" [{notes.index(row.note) + 1}]"
+    whole = row.unit == "1" and row.value is not None and row.value.is_integer()
+    value, printed = f"{row.value:,.0f}" if whole else human(row.value, row.unit, 4), row.as_printed
+    shown = "" if printed.replace(" s", "") in value else f"printed {printed}"
+    facts = " ".join(f"{key}={value}" for key, value in row.parameters.items() if key not in _NOT_SHOWN)
+    device = f"{row.devices} x {row.device}" if row.devices and row.device else row.device
+    where = f"{row.run or '':<3}{device:<15}"
+    return f"  {where} {row.metric:<22} {value:<16} {shown:<22} {facts}{mark}".rstrip()
+
+
+def references_overview(rows: Sequence[Reference]) -> str:
+    """One line per table below each source: what it is about, and how many runs and numbers it has."""
+    from caraml.reference import SOURCES
+
+    lines = []
+    for source, of_source in groupby(rows, lambda row: row.source):
+        lines += ["", f"{source}: {SOURCES[source]}"]
+        tables: dict[str, list[Reference]] = {}
+        for row in of_source:
+            tables.setdefault(row.table, []).append(row)
+        for table, group in tables.items():
+            about = f"{_one_or_many(row.workload for row in group)} {_one_or_many(row.mode for row in group)}".strip()
+            runs = len({row.run for row in group} - {0})
+            counted = (f"{count(runs, 'run')}, " if runs else "") + count(len(group), "number")
+            lines.append(f"  {table:<24}{about:<36} {_one_or_many(row.system for row in group):<18} {counted}")
+    return "\n".join(lines[1:])
+
+
+def _one_or_many(values: Iterable[str]) -> str:
+    """The name that all have, or how many there are."""
+    names = [name for name in dict.fromkeys(values) if name]
+    return names[0] if len(names) == 1 else f"{len(names)} different" if names else ""
