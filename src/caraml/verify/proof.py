@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +27,7 @@ from caraml.base.locks import NODE
 from caraml.campaign import Campaign, Options, Watcher
 from caraml.campaign.machine import machine_of
 from caraml.campaign.runner import run_campaign
-from caraml.engine.device import AcceleratorDevice, StepTimer, accelerator_type, open_device
+from caraml.engine.device import Device, StepTimer, accelerator_type, open_device
 from caraml.engine.instruments import cpu_time, share_of_others
 from caraml.engine.start import LOOPBACK, MEET, PEER, own_folder
 from caraml.launch import Launcher
@@ -37,7 +36,7 @@ from caraml.metrics.model import Metric
 from caraml.power import Meter
 from caraml.power.model import METHOD_VERSION
 from caraml.power.source import POWER_SOURCES
-from caraml.results.finish import LOG, finish
+from caraml.results.finish import LOG, finish, now
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.expand import expand
@@ -153,16 +152,15 @@ def _gpu_findings(system: System, state: dict[str, Any]) -> list[Finding]:
     kind = accelerator_type()
     if kind is None:
         return [_absent(name, "torch sees no GPU") for name in names]
-    if kind != "cuda":
-        return [accelerator_clock(AcceleratorDevice(kind, 0)), *(_absent(name, f"not known of {kind} devices") for name in names[1:])]
-    if not state["gpus"]:
-        return [_gpu_clock(), *(_absent(name, "NVML does not tell") for name in names[1:])]
-    gpus = state["gpus"]
+    clock, gpus = accelerator_clock(open_device("gpu", 0)), state["gpus"]
+    if kind != "cuda" or not gpus:
+        why = "NVML does not tell" if kind == "cuda" else f"not known of {kind} devices"
+        return [clock, *(_absent(name, why) for name in names[1:])]
     reasons = sorted({reason for gpu in gpus for reason in gpu["throttle"] or () if reason != "gpu_idle"})
     links = sorted({f"generation {gpu['pcie_generation']} x{gpu['pcie_width']}" for gpu in gpus})
     ecc = sorted({{True: "on", False: "off", None: "not told"}[gpu["ecc"]] for gpu in gpus})
     return [
-        _gpu_clock(),
+        clock,
         _gpu_counter(),
         _noted(names[2], "not", ", ".join(reasons) or "not", not reasons),
         _noted(names[3], "on", ", ".join(ecc), ecc == ["on"]),
@@ -170,25 +168,10 @@ def _gpu_findings(system: System, state: dict[str, Any]) -> list[Finding]:
     ]
 
 
-def _gpu_clock() -> Finding:
-    """One second of a kernel that only counts, by the GPU's events and by the host."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    begin = time.monotonic()
-    start.record()
-    for _ in range(10):
-        torch.cuda._sleep(2 * 10**8)
-    end.record()
-    torch.cuda.synchronize()
-    host = time.monotonic() - begin
-    device = Metric(value=start.elapsed_time(end) / 1e3, unit="s")
-    return number("GPU clock against host clock", host, device, CLOCK_DRIFT * host + 1e-3)
-
-
-def accelerator_clock(device: AcceleratorDevice, size: int = 2048) -> Finding:
-    """About a second of matrix products of ``size``, as long as a synchronised one tells, by the accelerator's events and by the host."""
+def accelerator_clock(device: Device, size: int = 2048) -> Finding:
+    """About a second of matrix products of ``size``, as ten that are waited for tell, by the accelerator's events and by the host."""
     claim = "GPU clock against host clock"
-    if not device.events_tell_time:
+    if not getattr(device, "events_tell_time", True):
         return _absent(claim, f"events of {device.torch_device.type} devices tell no time")
     a = torch.ones(size, size, device=device.torch_device)
 
@@ -289,7 +272,7 @@ def write(path: Path, findings: Sequence[Finding]) -> None:
     content = {
         "caraml": __version__,
         "method_version": METHOD_VERSION,
-        "finished_at": datetime.now(UTC).astimezone().isoformat(timespec="seconds"),
+        "finished_at": now(),
         "right": right(findings),
         "findings": [asdict(finding) for finding in findings],
     }
