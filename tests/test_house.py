@@ -132,7 +132,7 @@ LINES = {
     "results": 3_173,
     "suite": 2_680,
     "system": 3_450,
-    "verify": 1_028,
+    "verify": 1_007,
     "worker": 2_138,
     "workloads": 8_903,
 }

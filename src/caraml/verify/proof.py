@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
@@ -41,7 +40,7 @@ from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.expand import expand
 from caraml.suite.load import SuiteFile, load_suite
-from caraml.suite.model import Machine, Point
+from caraml.suite.model import Point
 from caraml.system import affinity, host
 from caraml.system.detect import detect, environment
 from caraml.system.families import OVERRIDE
@@ -282,20 +281,17 @@ def write(path: Path, findings: Sequence[Finding]) -> None:
 def over_nodes(place: Place, store: Store, watcher: Watcher) -> list[Finding]:
     """Findings about work that goes over several nodes with unequal sensors. On this machine alone, processes of it play the nodes."""
     file, system, findings = load_suite(str(HERE / NODES)), place.cpus, []
+
+    def played(file: SuiteFile) -> list[Record]:
+        machine = machine_of(system.model_copy(update={"nodes": place.nodes}), "played")
+        return [play(planned.point, store) for planned in expand(file, machine, params_of).points]
+
     for benchmark in file.suite.benchmark:
         wide = benchmark.model_copy(update={"nodes": place.nodes, "global_batch": place.nodes * _BATCH})
         one = replace(file, suite=file.suite.model_copy(update={"benchmark": [wide]}))
         with _environment({POWER_SOURCES: source_of(place.nodes, last_dies=benchmark.name != "nodes")}):
-            if place.name != LOCAL:
-                findings += _measured(one, system, place, store, watcher)
-                continue
-            machine = machine_of(system.model_copy(update={"nodes": place.nodes}), "played")
-            findings += _claimed(one, partial(_played, machine, store), store)
+            findings += _claimed(one, played, store) if place.name == LOCAL else _measured(one, system, place, store, watcher)
     return findings
-
-
-def _played(machine: Machine, store: Store, file: SuiteFile) -> list[Record]:
-    return [play(planned.point, store) for planned in expand(file, machine, params_of).points]
 
 
 def _measured(file: SuiteFile, system: System, place: Place, store: Store, watcher: Watcher) -> list[Finding]:
