@@ -133,7 +133,7 @@ LINES = {
     "suite": 2_680,
     "system": 3_450,
     "verify": 1_007,
-    "worker": 2_138,
+    "worker": 2_126,
     "workloads": 8_903,
 }
 FILES = 198

@@ -118,8 +118,8 @@ FAULTS = [
     Fault(
         "accelerator: a failure takes what was measured",
         "worker/training.py",
-        "                worker.rescue()\n",
-        "                pass\n",
+        "            worker.rescue()\n",
+        "            pass\n",
         ("tests/accelerator/test_accelerator.py::test_a_device_that_is_lost_in_the_window_takes_nothing_that_was_measured",),
     ),
     Fault(

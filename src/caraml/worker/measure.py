@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from numbers import Integral
@@ -34,15 +34,13 @@ from caraml.engine.loop import FEWEST_STEPS, Hooks, MeasuringLoop
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.metrics.model import Facts, Metric, Peak
-from caraml.power.store import ROW
 from caraml.results.finish import now, reason_of
 from caraml.results.record import Record, Status
-from caraml.results.rows import write_table
 from caraml.results.store import Store, write_record
 from caraml.suite.model import NOT_STATED, OF_EPOCHS, OWN_LOOP, Measure, Point, Stated
 from caraml.system import families
 from caraml.system.detect import detect, environment
-from caraml.worker.record import Known, PhaseLog, gathered, make_record, write_readings, write_steps
+from caraml.worker.record import Known, PhaseLog, gathered, make_record, rescued, write_readings
 
 RESULTS = "CARAML_RESULTS"
 """Environment variable: folder of the results, instead of `caraml-results` below the current one; `--out` goes before it."""
@@ -220,20 +218,9 @@ class OwnLoop:
             facts=self._facts,
             system=detect().model_dump(mode="json"),
             environment={**surroundings, "missing": missing},
-            files=self._rescued(folder),
+            files=rescued(folder, 0, self._loop, self._instruments, self._origin),
         )
         self._keep(record, folder)
-
-    def _rescued(self, folder: Path) -> dict[str, str]:
-        """Write what rank 0 measured before a failure, which is what is to be told: that of writing is not."""
-        files = {}
-        with suppress(Exception):
-            if rows := self._loop.so_far():
-                files["steps"] = write_steps(folder, 0, rows, self._origin)
-        with suppress(Exception):
-            if self._instruments is not None and self._instruments.meter.channels:
-                files["power"] = write_table(folder, "power", ROW, self._instruments.meter.rows(self._origin))
-        return files
 
     def _peaks(self) -> tuple[int | None, int | None]:
         """Highest memory of the device and of the process so far."""

@@ -10,7 +10,7 @@ import os
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
@@ -20,9 +20,10 @@ import numpy as np
 
 from caraml.engine.control import judge, seen
 from caraml.engine.instruments import Instruments, Nodes, on_clock, put_together
+from caraml.engine.loop import MeasuringLoop
 from caraml.engine.precision import ARITHMETIC
 from caraml.engine.ranks import Ranks
-from caraml.engine.steps import RankSummary, StepRow, StepTable
+from caraml.engine.steps import RankSummary, StepTable
 from caraml.metrics.energy import joules, nominal_epoch
 from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Epoch, Facts, Measured, Metric, OwnMetric, Peak, Phase, Window, steps_per_epoch
 from caraml.metrics.run import epoch_metrics, is_input_bound, run_metrics, whole_run, without_wait
@@ -106,10 +107,20 @@ def write_readings(
     return {Path(file).stem: file for file in ranks.gather(written) if file}
 
 
-def write_steps(folder: Path, rank: int, rows: Iterable[StepRow], origin: float) -> str:
-    """Write the table of steps of one rank that has no more than their times; the file's name."""
-    told = ((index, rank, row.phase, row.start - origin, row.seconds, row.data_wait, None, None, None) for index, row in enumerate(rows))
-    return write_table(folder, "steps", _STEP_COLUMNS, told)
+def rescued(folder: Path, rank: int, loop: MeasuringLoop | None, instruments: Instruments | None, origin: float) -> dict[str, str]:
+    """Write what one rank measured before a failure: its steps, and the readings of its sensors. Losses are left on the device.
+
+    Returns the files' names, by kind. The failure is what is to be told: that of writing is not.
+    """
+    files: dict[str, str] = {}
+    with suppress(Exception):
+        if loop is not None and (rows := loop.so_far()):
+            told = ((at, rank, row.phase, row.start - origin, row.seconds, row.data_wait, None, None, None) for at, row in enumerate(rows))
+            files["steps"] = write_table(folder, "steps", _STEP_COLUMNS, told)
+    with suppress(Exception):
+        if instruments is not None and instruments.meter.channels:
+            files["power"] = write_table(folder, "power", ROW, instruments.meter.rows(origin))
+    return files
 
 
 def make_record(ranks: list[RankSummary], known: Known) -> Record:

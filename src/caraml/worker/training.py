@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from caraml.base.errors import CaramlError, InputError, is_out_of_memory
+from caraml.base.errors import InputError, is_out_of_memory
 from caraml.base.files import write_file
 from caraml.base.format import human
 from caraml.base.limits import read_json
-from caraml.engine.afterwards import quality, save_model, validate, validation_loss
+from caraml.engine.afterwards import Tracer, quality, save_model, validate, validation_loss
 from caraml.engine.device import CpuDevice, Device, open_device, sensors_of
 from caraml.engine.instruments import Instruments, quiet_baseline
 from caraml.engine.loop import EpochLoop, Hooks, MeasuringLoop, Progress
@@ -44,21 +44,18 @@ from caraml.engine.steps import RankSummary, Step
 from caraml.engine.watchdog import Watchdog, die_with_parent
 from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Peak, own_definitions
 from caraml.metrics.window import bandwidth_of, peak_of
-from caraml.power.store import ROW
 from caraml.results.finish import MEASURED, Failure, note_failure, note_start, now, reason_of
 from caraml.results.record import Profile, Record, Status
-from caraml.results.rows import write_table
 from caraml.results.status import ProgressWriter
 from caraml.results.store import write_record
 from caraml.suite.model import Point
 from caraml.system import affinity
 from caraml.system.host import MEMORY, limit_memory
-from caraml.worker.record import Known, PhaseLog, gathered, make_record, process_start, write_readings, write_steps
+from caraml.worker.record import Known, PhaseLog, gathered, make_record, process_start, rescued, write_readings
 from caraml.workloads import load_workload, software_of
 from caraml.workloads.base import BuildContext, Task, checked
 
 if TYPE_CHECKING:
-    from caraml.engine.afterwards import Tracer
     from caraml.engine.parallel.divide import Divided
     from caraml.system.kernels import Kind
 
@@ -226,8 +223,6 @@ class Worker:
         """The step, and what will trace it once everything is measured."""
         tracer = None
         if self.point.profile:
-            from caraml.engine.afterwards import Tracer
-
             tracer = Tracer(self.point, device, self.folder if self.rank == 0 else None)
             looked_after = watch
             watch = lambda batches: tracer.watch(looked_after(batches))  # noqa: E731
@@ -299,12 +294,8 @@ class Worker:
         return note_failure(self.folder, Failure.model_validate({"status": status, "reason": reason, **told}))
 
     def rescue(self) -> None:
-        """Write what was measured before a failure: this rank's steps, and the readings of its sensors. Losses are left on the device."""
-        rows = self._measuring.so_far() if self._measuring is not None else ()
-        if rows:
-            write_steps(self.folder, self.rank, rows, self.origin)
-        if self._instruments is not None and self._instruments.meter.channels:
-            write_table(self.folder, "power", ROW, self._instruments.meter.rows(self.origin))
+        """Write what this rank measured before a failure."""
+        rescued(self.folder, self.rank, self._measuring, self._instruments, self.origin)
 
     # -- after the window ----------------------------------------------------------------------------------------------
 
@@ -394,6 +385,5 @@ def main(folder: Path) -> None:
         of = f"; the worker may take {human(limit, 'B')} ({MEMORY} sets another limit)" if full and limit else ""
         trace = f"rank {worker.rank}: {traceback.format_exc()}"
         if worker.note("oom" if full else "failed", reason_of(error) + worker.where + of, trace) and not worker.measured:
-            with suppress(OSError, CaramlError):  # the failure is what is to be told
-                worker.rescue()
+            worker.rescue()
         raise
