@@ -118,7 +118,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_907,
+    "analysis": 3_890,
     "base": 2_808,
     "campaign": 1_646,
     "cli": 1_696,
@@ -128,7 +128,7 @@ LINES = {
     "metrics": 982,
     "power": 4_738,
     "reference": 499,
-    "report": 4_967,
+    "report": 4_964,
     "results": 3_173,
     "suite": 2_680,
     "system": 3_450,

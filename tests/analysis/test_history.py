@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from record_factory import make_point, make_record
 from run_factory import run
 
-from caraml.analysis.history import FEWEST, attempts, change_points, history, not_above_zero
+from caraml.analysis.history import FEWEST, change_points, history, not_above_zero
 from caraml.base.errors import InputError
 from caraml.metrics.model import Metric, OwnMetric
 from caraml.report.scaling import history_sections
 from caraml.results.record import Record
-from caraml.results.store import Store, write_record
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "analysis"))
 import verdicts
@@ -96,19 +94,6 @@ def test_results_not_above_zero_are_counted() -> None:
     assert len(series.records) == 2 and not_above_zero(records, "data_wait_share") == 1 and not_above_zero(records, "throughput") == 0
     assert "left out: 1 result not above zero, as levels are compared by their ratio" in history_sections([series], 1)[0].notes
     assert not any("left out" in note for note in history_sections([series])[0].notes)
-
-
-def test_every_attempt_of_every_folder_counts(tmp_path: Path) -> None:
-    for folder, hours in (("one", (1, 3)), ("two", (2,))):
-        store = Store(tmp_path / folder)
-        for hour in hours:
-            record = make_record(make_point(), started_at=f"2026-03-01T0{hour}:00:00+00:00")
-            attempt = store.new_attempt(record.point)
-            write_record(attempt, record.model_copy(update={"attempt": int(attempt.name)}))
-    found = attempts([tmp_path / "one", tmp_path / "two"])
-    assert [record.started_at[12] for record in found] == ["1", "2", "3"]
-    with pytest.raises(InputError, match="no results below"):
-        attempts([tmp_path / "three"])
 
 
 def test_a_copy_of_a_result_is_no_other_result() -> None:

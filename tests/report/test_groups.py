@@ -162,8 +162,16 @@ def test_metrics_of_others_have_figures_in_each_of_their_units() -> None:
 def test_a_result_over_time_is_named_after_the_work_and_not_after_a_repeat(tmp_path: Path) -> None:
     store = Store(tmp_path)
     records = [save(store, make_record(make_point(repeat=repeat), step=0.1 + 0.001 * repeat)) for repeat in range(3)]
-    (figure,), _ = histories(tmp_path, records)
+    (figure,), _ = histories(store, records)
     assert figure.title.endswith(f": {records[0].point.label}") and "#" not in figure.title
+
+
+def test_a_damaged_attempt_costs_a_result_over_time_itself_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    records = [save(store, make_record(make_point(repeat=repeat), step=0.1 + 0.001 * repeat)) for repeat in range(4)]
+    (store.folder(records[1]) / "record.json").write_text("{")
+    (figure,), _ = histories(store, records)
+    assert len(figure.rows) == 3
 
 
 def test_a_point_at_which_weak_and_strong_scaling_meet_stands_in_both() -> None:

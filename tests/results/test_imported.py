@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from caraml.analysis.compare import compare
 from caraml.analysis.grouping import same_work
-from caraml.analysis.history import attempts, history
+from caraml.analysis.history import history
 from caraml.analysis.scaling import scaling
 from caraml.base.errors import InputError
 from caraml.cli import app
@@ -22,7 +22,7 @@ from caraml.results import jube_row
 from caraml.results.archive import Done, pack, unpack
 from caraml.results.jube import read_table
 from caraml.results.jube_row import energy_of_nodes
-from caraml.results.selector import last_two
+from caraml.results.selector import last_two, select
 from caraml.results.store import Store, write_record
 
 
@@ -79,7 +79,7 @@ def test_tables_of_one_system_are_compared_and_are_one_history(tmp_path: Path) -
         add(tmp_path, name, "system,devices,gbs,Tokens/s", f"A100,4,64,{rate}", time=time)
     (pair,) = compare(*sides("jan", "feb", tmp_path / "out")).pairs
     assert pair is not None
-    (series,) = history(attempts([tmp_path / "out"]))
+    (series,) = history(select(None, tmp_path / "out").every_attempt())
     assert [one.value for one in series.values] == [100, 90]
 
 
@@ -89,7 +89,7 @@ def test_rows_of_one_table_have_no_order_in_time(tmp_path: Path) -> None:
         add(tmp_path, name, "system,gbs,Tokens/s", *(f"A100,64,{rate}" for rate in rates for _ in range(6)), time=time)
     (jan,) = history(Store(tmp_path / "out").records("jan"))
     assert jan.changes == () and jan.note == "all results are of one time"
-    (both,) = history(attempts([tmp_path / "out"]))
+    (both,) = history(select(None, tmp_path / "out").every_attempt())
     assert {one.index for one in both.changes} <= {24} and both.note is None
 
 
@@ -101,7 +101,7 @@ def test_tokens_and_images_are_different_work_as_are_systems_that_nobody_named(t
     add(tmp_path, "both-a", "system,gbs,Tokens/s", "A100,64,1")
     add(tmp_path, "both-b", "system,gbs,Images/s", "A100,64,2")
     assert rates(tmp_path, "llm-juwels") == [100000] and rates(tmp_path, "resnet-lumi") == [2500]
-    assert len(same_work(Store(tmp_path / "out").records())) == len(history(attempts([tmp_path / "out"]))) == 5
+    assert len(same_work(Store(tmp_path / "out").records())) == len(history(select(None, tmp_path / "out").every_attempt())) == 5
     (difference,) = compare(*sides("both-a", "both-b", tmp_path / "out")).differences
     assert (difference.name, difference.a, difference.b) == ("workload", "imported_token", "imported_image")
 

@@ -15,10 +15,9 @@ simulation (``bench/analysis/verdicts.py``).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -27,11 +26,9 @@ from numpy.typing import NDArray
 from caraml.analysis.estimate import UNKNOWN, Estimate, Value, started, values
 from caraml.analysis.grouping import Difference, axes_of, compare_facts, facts, grouped, names, run_of, told_apart, valid, without
 from caraml.analysis.run_variation import mean_of
-from caraml.base.errors import InputError
 from caraml.base.stats import SMALLEST_SD
 from caraml.metrics.model import Direction, definition_of, see_known
 from caraml.results.record import Record
-from caraml.results.store import RECORD, read_record
 from caraml.suite.model import NOT_STATED
 
 _MAY_CHANGE = ("software",)
@@ -97,20 +94,6 @@ class Series:
         """First index, last index and level (median) of each stretch between changes."""
         edges = [0, *(change.index for change in self.changes), len(self.values)]
         return [(begin, end - 1, _level(self.values[begin:end])) for begin, end in pairwise(edges)]
-
-
-def attempts(roots: Iterable[Path], keys: Collection[str] | None = None) -> list[Record]:
-    """Every record of every attempt at every point, or at those of some keys, below results folders, by time.
-
-    Raises ``InputError`` if there is none.
-    """
-    folders = list({root.resolve(): root for root in roots}.values())
-    found = (path for root in folders for path in sorted((root / "points").glob(f"*/*/{RECORD}")))
-    asked = (path for path in found if keys is None or path.parents[1].name.rpartition("-")[2] in keys)
-    paths = [path for path in asked if path.parent.name.isdecimal()]  # not one that is being made
-    if not paths:
-        raise InputError(f"no results below {', '.join(map(str, folders))}", "caraml run SUITE --again measures once more")
-    return sorted((read_record(path) for path in paths), key=started)
 
 
 def history(records: Sequence[Record], metric: str = "throughput") -> list[Series]:

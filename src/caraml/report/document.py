@@ -279,7 +279,7 @@ def figure_sections(store: Store, records: Sequence[Record]) -> list[Section]:
         ("times", "Where the time went", clock, [*no_parts, *no_epochs, *faults, *nothing]),
         ("loss", "Training loss", losses, no_loss + nothing),
         ("power", "Power", *_power(store, records)),
-        ("history", "Results over time", *scaling.histories(store.root, records)),
+        ("history", "Results over time", *scaling.histories(store, records)),
         ("published", "Beside published results", *published.beside(records)),
     ]
     return [Section(title, notes=notes, figures=drawn, id=name) for name, title, drawn, notes in found if drawn or notes]

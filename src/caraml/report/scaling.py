@@ -4,12 +4,11 @@ of a report, and as what `caraml scaling` and `history` say."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from caraml.analysis.compare import UNDIRECTED
 from caraml.analysis.grouping import told_apart
-from caraml.analysis.history import Series, attempts, history
+from caraml.analysis.history import Series, history
 from caraml.analysis.laws import SMALLEST_SHARE, EfficiencyLimit, Law
 from caraml.analysis.run_variation import INTERVAL
 from caraml.analysis.scaling import (
@@ -38,6 +37,7 @@ from caraml.report.grouping import LABEL, MOST_SERIES, first, first_figures, key
 from caraml.report.section import ReportFigure, Section, counted, plain, written
 from caraml.report.series import clipped
 from caraml.results.record import Record
+from caraml.results.store import Store
 
 MOST_LAWS = 12
 """Families to which laws are fitted, which takes longer than all else; ``caraml scaling`` fits them to any number."""
@@ -222,12 +222,9 @@ def _ratio(cell: Cell) -> str:
     return f"{ratio}, {cell.smallest} → {cell.best} devices"
 
 
-def histories(root: Path, records: Sequence[Record]) -> tuple[list[ReportFigure], list[str]]:
+def histories(store: Store, records: Sequence[Record]) -> tuple[list[ReportFigure], list[str]]:
     """Every attempt at the work of ``records`` over time, where there are several; changes of the level first."""
-    keys = {record.key for record in records}
-    if not keys:
-        return [], []
-    series = history(attempts([root], keys))
+    series = history([one for key in sorted({record.key for record in records}) for one in reversed(store.newest(key, None))])
     told = sorted((one for one in series if len(one.records) >= FEWEST_ATTEMPTS), key=lambda one: not one.changes)
     lines = repeated(records, ())
     means = labels([line.mean for line in lines])

@@ -227,7 +227,7 @@ class Store:
         folder = self._folder_of(key)
         return None if folder is None else latest_in(folder)
 
-    def newest(self, key: str, most: int, until: int | None = None) -> list[Record]:
+    def newest(self, key: str, most: int | None, until: int | None = None) -> list[Record]:
         """The newest whole records of a point, the newest first, up to attempt ``until`` if that is given; without those that are damaged
         and attempts that somebody ended."""
         folder = self._folder_of(key)
