@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from caraml.base.errors import InputError
-from caraml.workloads.atmorep.training import FIELDS, AtmosphereSamples, cut, masked_tokens
-from caraml.workloads.downscaling_gan.training import DownscalingSamples
-from caraml.workloads.ensemble_postprocessing.training import EnsembleSamples
-from caraml.workloads.radiation_emulation.training import RadiationSamples
-from caraml.workloads.regime_clustering.training import RegimeSamples, random_crop
-from caraml.workloads.temperature_postprocessing.training import FORECAST, TemperatureSamples
-from caraml.workloads.tweet_rain_classification.training import TweetSamples, word_ids
 from caraml.workloads.weather import prepare_weather
 from caraml.workloads.weather import samples as weather_samples
+from caraml.workloads.weather.atmorep import FIELDS, AtmosphereSamples, cut, masked_tokens
+from caraml.workloads.weather.downscaling_gan import DownscalingSamples
+from caraml.workloads.weather.ensemble_postprocessing import EnsembleSamples
 from caraml.workloads.weather.netcdf import Layout, NetcdfFiles, write_netcdf
+from caraml.workloads.weather.radiation_emulation import RadiationSamples
+from caraml.workloads.weather.regime_clustering import RegimeSamples, random_crop
 from caraml.workloads.weather.samples import Cached, read_scales
+from caraml.workloads.weather.temperature_postprocessing import FORECAST, TemperatureSamples
+from caraml.workloads.weather.tweet_rain_classification import TweetSamples, word_ids
 
 GRID = Layout({"t": ("time", "y", "x")}, {"y": 4})
 
@@ -96,7 +96,7 @@ def test_missing_inputs_are_counted_and_missing_targets_refused(tmp_path: Path) 
 
 
 def test_radiation_look_alikes_close_the_energy_budget(ap3: Path) -> None:
-    from caraml.workloads.radiation_emulation.training import absorbed_flux
+    from caraml.workloads.weather.radiation_emulation import absorbed_flux
 
     sca, _, _, _, pressure, heating, fluxes = RadiationSamples(ap3)[3]
     top, down, up = fluxes

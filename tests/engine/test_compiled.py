@@ -18,10 +18,10 @@ from caraml.engine.step import make_step
 from caraml.suite.expand import expand
 from caraml.suite.model import Knobs, Machine
 from caraml.workloads import load_workload, params_of
-from caraml.workloads.atmorep.training import PRESETS
 from caraml.workloads.base import BuildContext, Task
 from caraml.workloads.gpt.model import TILE, _rows_of_chunk, linear_cross_entropy
-from caraml.workloads.regime_clustering.training import RegimeNetwork
+from caraml.workloads.weather.atmorep import PRESETS
+from caraml.workloads.weather.regime_clustering import RegimeNetwork
 from tests.conftest import MakePoint
 from tests.debian import compiler_missing
 from tests.engine.together import Meeting, ThreadRanks
@@ -57,9 +57,9 @@ def built(case: str, micro_batch: int, knobs: Knobs | None = None, **params: Any
 def test_every_step_is_compiled_whole_and_once(graphs: Any, make_point: MakePoint, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two micro-batches in a step, where there can be several: a break would leave parts of the step to Python, in every step."""
     monkeypatch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], layers=1))
-    monkeypatch.setattr("caraml.workloads.atmorep.training._TAILS", 2)  # AtmoRep's three fields, of two layers and 16 ends: 800 operators
+    monkeypatch.setattr("caraml.workloads.weather.atmorep._TAILS", 2)  # AtmoRep's three fields, of two layers and 16 ends: 800 operators
     shallow = partial(RegimeNetwork, stages=((64, 2, 1), (128, 1, 2)))  # both kinds of block; a ResNet-50's 16 take three times as long
-    monkeypatch.setattr("caraml.workloads.regime_clustering.training.RegimeNetwork", shallow)
+    monkeypatch.setattr("caraml.workloads.weather.regime_clustering.RegimeNetwork", shallow)
     task = built(case, 2)
     point = make_point(workload=case.split(maxsplit=1)[0], precision="bf16", compile="default")
     batch = {"global_batch": 2 if task.own_step else 4, "micro_batch": 2}

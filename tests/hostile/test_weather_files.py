@@ -20,13 +20,13 @@ TRIALS = 60
 
 
 def open_radiation(folder: Path) -> Any:
-    from caraml.workloads.radiation_emulation.training import RadiationSamples
+    from caraml.workloads.weather.radiation_emulation import RadiationSamples
 
     return RadiationSamples(folder)
 
 
 def open_tweets(folder: Path) -> Any:
-    from caraml.workloads.tweet_rain_classification.training import TweetSamples
+    from caraml.workloads.weather.tweet_rain_classification import TweetSamples
 
     return TweetSamples(folder, 16, 100)
 

@@ -24,12 +24,12 @@ from caraml.base.errors import CaramlError
 from caraml.base.locks import Lock
 from caraml.cli import app
 from caraml.data.store import only_writer, refuse_unfinished
-from caraml.workloads.downscaling_gan.training import DownscalingSamples
-from caraml.workloads.ensemble_postprocessing import training as ensemble
 from caraml.workloads.gpt.lookalike import grow_text
 from caraml.workloads.gpt.tokens import IndexedTokens, TokenSamples
 from caraml.workloads.image_classification.store import FolderStore, grow_image_folder
+from caraml.workloads.weather import ensemble_postprocessing as ensemble
 from caraml.workloads.weather import grow_weather
+from caraml.workloads.weather.downscaling_gan import DownscalingSamples
 
 SIZE = 0.11
 COMMAND = [sys.executable, "-m", "caraml", "data", "prepare", "weather", "ap5", "--size", "tiny", "--gigabytes", str(SIZE), "--out", "set"]

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from caraml.workloads.atmorep.training import PRESETS, AtmoRep, ensemble_loss
-from caraml.workloads.downscaling_gan.training import Critic, Generator, gradient_penalty
-from caraml.workloads.ensemble_postprocessing.training import EnsembleUNet, corrected, gaussian_crps
-from caraml.workloads.radiation_emulation.training import GRAVITY, HEAT_CAPACITY, RadiationColumn, absorbed_flux
-from caraml.workloads.regime_clustering.training import MemoryBank, RegimeNetwork, cluster_loss, spherical_k_means
-from caraml.workloads.temperature_postprocessing.training import TemperatureUNet, pinball_loss
-from caraml.workloads.tweet_rain_classification.training import TweetClassifier
+from caraml.workloads.weather.atmorep import PRESETS, AtmoRep, ensemble_loss
+from caraml.workloads.weather.downscaling_gan import Critic, Generator, gradient_penalty
+from caraml.workloads.weather.ensemble_postprocessing import EnsembleUNet, corrected, gaussian_crps
+from caraml.workloads.weather.radiation_emulation import GRAVITY, HEAT_CAPACITY, RadiationColumn, absorbed_flux
+from caraml.workloads.weather.regime_clustering import MemoryBank, RegimeNetwork, cluster_loss, spherical_k_means
+from caraml.workloads.weather.temperature_postprocessing import TemperatureUNet, pinball_loss
+from caraml.workloads.weather.tweet_rain_classification import TweetClassifier
 
 
 def counted(*models: torch.nn.Module) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from caraml.engine.step import OwnStep
 from caraml.metrics.model import Facts
 from caraml.suite.model import Point
 from caraml.workloads.base import Task
-from caraml.workloads.regime_clustering.training import MemoryBank, clustering_step
+from caraml.workloads.weather.regime_clustering import MemoryBank, clustering_step
 
 ROOT = Path(__file__).parents[2]
 SAMPLES, BATCH, WIDTH, HEADS = 24, 8, 6, [3, 4]

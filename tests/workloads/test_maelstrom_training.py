@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from caraml.workloads import WORKLOADS, load_workload
-from caraml.workloads.ensemble_postprocessing.training import gaussian_crps
-from caraml.workloads.temperature_postprocessing.training import pinball_loss
+from caraml.workloads.weather.ensemble_postprocessing import gaussian_crps
+from caraml.workloads.weather.temperature_postprocessing import pinball_loss
 from tests.workloads.weather_training import Trained, train
 
 pytestmark = pytest.mark.slow

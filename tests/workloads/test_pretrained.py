@@ -19,7 +19,7 @@ from caraml.workloads import load_workload, make_torchvision_importable
 from caraml.workloads.base import BuildContext, Task
 from caraml.workloads.question_answering import PRESETS, Params, _datasets, _network
 from caraml.workloads.question_answering.data import SquadWindows, default_squad, train_word_pieces
-from caraml.workloads.tweet_rain_classification.training import (
+from caraml.workloads.weather.tweet_rain_classification import (
     SIZES,
     VOCABULARY,
     TweetClassifier,

@@ -1,4 +1,4 @@
-"""What is trained: a folder per workload, and those of other packages (entry points ``caraml.workloads``)."""
+"""What is trained: a folder per workload, one for those of weather, and those of other packages (entry points ``caraml.workloads``)."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ WORKLOADS: dict[str, str] = {
     "command": "any program: argument templates, its own metrics, energy over the run or between two marks",
 }
 
+_WEATHER = (*WORKLOAD_ALIASES.values(), "atmorep")
 _PROOF = {"known": "caraml.verify"}
 """Work of known truth, for `caraml verify`; nobody trains it, so it is not in the catalogue."""
 _RESERVED = ("own_loop",)
@@ -55,6 +56,8 @@ def load_workload(name: str) -> Workload:
     if name in _PROOF:
         return importlib.import_module(_PROOF[name]).WORKLOAD
     if name in WORKLOADS:
+        if name in _WEATHER:
+            return importlib.import_module("caraml.workloads.weather").WORKLOADS[name]
         return importlib.import_module(f"caraml.workloads.{name}").WORKLOAD
     others = workload_plugins()
     if name not in others:

@@ -1,4 +1,4 @@
-"""What the weather applications share: parameters of their input, how it is opened, and look-alike files."""
+"""The weather applications, a file each beside this one: their parameters, how their input is opened, and look-alike files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -20,7 +20,7 @@ from caraml.base.format import count
 from caraml.base.toml import FrozenModel
 from caraml.data.store import MARKS, begin, build_folder, finish, grow, prepared_once
 from caraml.suite.model import WORKLOAD_ALIASES
-from caraml.workloads.base import VALIDATION_BATCHES, BatchSource, BuildContext, given_path, open_source
+from caraml.workloads.base import VALIDATION_BATCHES, BatchSource, BuildContext, Workload, given_path, later, open_source
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +39,79 @@ class WeatherParams(FrozenModel):
         "small", description="look-alikes used without a folder: samples of the published size, or tiny ones (AP1: patch = 32)"
     )
     workers: int | None = Field(None, ge=0, description="loader processes; chosen by device and cores if absent")
+
+
+class TemperatureParams(WeatherParams):
+    """Parameters of the `temperature_postprocessing` workload (`ap1`)."""
+
+    patch: int = Field(256, ge=32, multiple_of=32, description="height and width of a sample in grid points")
+    learning_rate: float = Field(1e-3, gt=0, description="of the optimizer")
+
+
+class TweetParams(WeatherParams):
+    """Parameters of the `tweet_rain_classification` workload (`ap2`)."""
+
+    preset: Literal["small", "tiny"] = Field("small", description="DeBERTa-v3-small, or a tiny network of its kind")
+    weights: str | None = Field(
+        None,
+        description="folder of a trained DeBERTa-v3 of the preset's size, with tokenizer.json; random weights and hashed words if absent",
+    )
+    tokens: int = Field(64, ge=4, le=512, description="tokens per text; the report does not say how many")
+    learning_rate: float = Field(3e-5, gt=0, description="of the optimizer")
+    weight_decay: float = Field(0.01, ge=0, description="of the optimizer")
+
+
+class RadiationParams(WeatherParams):
+    """Parameters of the `radiation_emulation` workload (`ap3`)."""
+
+    cache: bool = Field(True, description="keep samples in memory after they are first read; false is the report's --nocache")
+    learning_rate: float | None = Field(None, gt=0, description="1e-4 x global batch / 256 if absent")
+    heating_weight: float = Field(1e3, ge=0, description="weight of the heating rates' squared error; the fluxes' is 1")
+
+
+class EnsembleParams(WeatherParams):
+    """Parameters of the `ensemble_postprocessing` workload (`ap4`)."""
+
+    rows: int | None = Field(None, ge=4, description="rows of the grid, which files must have; random data have 361 if absent")
+    columns: int | None = Field(None, ge=4, description="columns of the grid, which files must have; random data have 720 if absent")
+    learning_rate: float = Field(1e-2, gt=0, description="of the optimizer")
+
+
+class DownscalingParams(WeatherParams):
+    """Parameters of the `downscaling_gan` workload (`ap5`)."""
+
+    own_step: ClassVar[bool] = True
+    uncompiled: ClassVar[str] = "the gradient penalty is differentiated twice, which torch's compiled graphs cannot be"
+
+    rows: int = Field(96, ge=16, multiple_of=8, description="rows of random data; files have their own")
+    columns: int = Field(120, ge=16, multiple_of=8, description="columns of random data; files have their own")
+    learning_rate: float = Field(5e-5, gt=0, description="of the generator")
+    critic_learning_rate: float = Field(1e-6, gt=0, description="of the critic")
+
+
+class RegimeParams(WeatherParams):
+    """Parameters of the `regime_clustering` workload (`ap6`)."""
+
+    own_step: ClassVar[bool] = True
+
+    crop: int = Field(280, ge=32, description="height and width of a crop in grid points")
+    crop_area: float | None = Field(
+        None, gt=0, le=1, description="share of the field's area that each crop has before it is resized; 80 to 100 % at random if absent"
+    )
+    prototypes: int = Field(40, ge=2, description="clusters of each of the four heads")
+    # By default as many as the report's training set has.
+    samples: int = Field(35_064, ge=1, description="samples in an epoch of random data; files have their own")
+    learning_rate: float = Field(0.3, gt=0, description="of the optimizer")
+    momentum: float = Field(0.9, ge=0, lt=1, description="of the optimizer")
+    weight_decay: float = Field(1e-6, ge=0, description="of the optimizer")
+
+
+class AtmoRepParams(WeatherParams):
+    """Parameters of the `atmorep` workload."""
+
+    preset: Literal["384M", "tiny"] = Field("384M", description="the public three-field setting of 2024, or one for CPUs")
+    learning_rate: float = Field(1e-5, gt=0, description="of the optimizer")
+    weight_decay: float = Field(0.025, ge=0, description="of the optimizer")
 
 
 def open_input(
@@ -63,12 +136,12 @@ def open_input(
     return replace(source, validation=lambda: _once(files(folder, "validation"), ctx.micro_batch, ctx.device))
 
 
-def check_files(params: WeatherParams, folder: Path) -> None:
+def check_files(name: str, params: WeatherParams, folder: Path) -> None:
     """See that a folder has the application's files, and the first of them its variables: there may be thousands."""
     from caraml.workloads.weather.netcdf import NetcdfFiles, find_files
 
     if params.data == "files" and params.folder is not None:
-        data = importlib.import_module(f"{type(params).__module__}.training")
+        data = importlib.import_module(f"{__name__}.{name}")
         NetcdfFiles(find_files(folder / params.folder, getattr(data, "PATTERN", "*.nc"))[:1], data.LAYOUT)
 
 
@@ -82,6 +155,25 @@ def _once(samples: MapDataset, batch_size: int, device: torch.device) -> Iterato
     for start in range(0, last, batch_size):
         batch = default_collate([samples[position] for position in range(start, min(start + batch_size, last))])
         yield next(to_device(iter([batch]), device))
+
+
+def _workload(name: str, title: str, params: type[WeatherParams], *packages: str, own_check: bool = False) -> Workload[Any]:
+    module = f"{__name__}.{name}"
+    check = later(module, "check") if own_check else partial(check_files, name)
+    return Workload(title, params, later(module, "build"), ("h5netcdf", "h5py", *packages), check)
+
+
+WORKLOADS = {
+    "temperature_postprocessing": _workload("temperature_postprocessing", "temperature post-processing, U-Net", TemperatureParams),
+    "tweet_rain_classification": _workload(
+        "tweet_rain_classification", "tweet rain classification, DeBERTa-v3-small", TweetParams, "transformers", own_check=True
+    ),
+    "radiation_emulation": _workload("radiation_emulation", "radiation emulation, 1-D CNN", RadiationParams),
+    "ensemble_postprocessing": _workload("ensemble_postprocessing", "ensemble post-processing, U-Net", EnsembleParams, own_check=True),
+    "downscaling_gan": _workload("downscaling_gan", "downscaling, WGAN-GP", DownscalingParams),
+    "regime_clustering": _workload("regime_clustering", "weather-regime clustering, DeepCluster v2", RegimeParams),
+    "atmorep": _workload("atmorep", "AtmoRep-style multi-field transformer", AtmoRepParams),
+}
 
 
 Size = Literal["tiny", "small"]
@@ -212,4 +304,4 @@ def _lookalike(application: str) -> Callable[..., None]:
 
 
 def _data(application: str) -> ModuleType:
-    return importlib.import_module(f"caraml.workloads.{_WORKLOADS[application]}.training")
+    return importlib.import_module(f"{__name__}.{_WORKLOADS[application]}")

@@ -23,8 +23,7 @@ from caraml.base.files import write_file
 from caraml.data.loader import Synthetic
 from caraml.workloads.base import BuildContext, Task, counted_facts
 from caraml.workloads.flops import forward_and_training_flops
-from caraml.workloads.temperature_postprocessing import Params
-from caraml.workloads.weather import open_input
+from caraml.workloads.weather import TemperatureParams, open_input
 from caraml.workloads.weather.netcdf import Layout, NetcdfFiles, find_files, write_netcdf
 from caraml.workloads.weather.samples import Sample, Split, WeatherSamples, complete, read_scales, smooth, split_files, without_gaps
 
@@ -230,7 +229,7 @@ def _levels(quantiles: tuple[float, ...], like: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.full((1, 1, 1, 1), level, device=like.device, dtype=like.dtype) for level in quantiles], 1)
 
 
-def build(ctx: BuildContext[Params]) -> Task:
+def build(ctx: BuildContext[TemperatureParams]) -> Task:
     """Build the network, Adam, and the stream of ``[fields (B, 17, P, P), target (B, 1, P, P)]``."""
     params = ctx.params
     made = Synthetic("ap1", partial(synthetic_patch, patch=params.patch), SAMPLES_WITHOUT_FILES, ctx.seed)
@@ -248,7 +247,7 @@ def build(ctx: BuildContext[Params]) -> Task:
     return given.task(model, optimizer, loss, facts, predict=lambda net, batch: net(batch[0]))
 
 
-def _flops(params: Params) -> tuple[float, float]:
+def _flops(params: TemperatureParams) -> tuple[float, float]:
     """FLOPs of one patch: forward, and forward with backward."""
     with torch.device("meta"):
         model = TemperatureUNet()

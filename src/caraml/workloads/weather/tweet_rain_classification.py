@@ -23,8 +23,7 @@ from caraml.workloads import make_torchvision_importable
 from caraml.workloads.base import BuildContext, Task, counted_facts, given_path
 from caraml.workloads.flops import forward_and_training_flops
 from caraml.workloads.pretrained import find_tokenizer, load_weights, read_config
-from caraml.workloads.tweet_rain_classification import Params
-from caraml.workloads.weather import check_files, open_input
+from caraml.workloads.weather import TweetParams, check_files, open_input
 from caraml.workloads.weather.netcdf import Layout, NetcdfFiles, find_files, write_netcdf
 from caraml.workloads.weather.samples import Sample, Split, WeatherSamples, complete
 
@@ -219,7 +218,7 @@ def trained(model: TweetClassifier, folder: Path, sizes: dict[str, Any]) -> None
     load_weights(model.network, folder, head=("pooler.", "classifier."))
 
 
-def build(ctx: BuildContext[Params]) -> Task:
+def build(ctx: BuildContext[TweetParams]) -> Task:
     """Build the network, AdamW, and the stream of ``[tokens (B, T), labels (B,)]``, int64."""
     params, sizes = ctx.params, SIZES[ctx.params.preset]
     pieces = None
@@ -244,7 +243,7 @@ def build(ctx: BuildContext[Params]) -> Task:
     return given.task(model, optimizer, loss, facts, predict=lambda net, batch: net(batch[0]))
 
 
-def _flops(params: Params) -> tuple[float, float]:
+def _flops(params: TweetParams) -> tuple[float, float]:
     """FLOPs of one text: forward, and forward with backward. Dropout and masks count nothing."""
     with torch.device("meta"):
         model = TweetClassifier(SIZES[params.preset])
@@ -252,8 +251,8 @@ def _flops(params: Params) -> tuple[float, float]:
         return forward_and_training_flops(lambda: model(tokens).sum(), 2)
 
 
-def check(params: Params, folder: Path) -> None:
+def check(params: TweetParams, folder: Path) -> None:
     """See that the weights are a DeBERTa's of the preset's sizes, and that files are of tweets."""
     if params.weights is not None:
         check_config(folder / params.weights, SIZES[params.preset])
-    check_files(params, folder)
+    check_files("tweet_rain_classification", params, folder)

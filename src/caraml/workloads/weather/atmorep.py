@@ -23,10 +23,9 @@ from torch.nn import functional as F
 
 from caraml.base.errors import InputError
 from caraml.data.loader import Synthetic
-from caraml.workloads.atmorep import Params
 from caraml.workloads.base import BuildContext, Task, counted_facts
 from caraml.workloads.flops import forward_and_training_flops
-from caraml.workloads.weather import open_input
+from caraml.workloads.weather import AtmoRepParams, open_input
 from caraml.workloads.weather.netcdf import Layout, NetcdfFiles, find_files, write_netcdf
 from caraml.workloads.weather.samples import Split, WeatherSamples, smooth, split_files, without_gaps
 
@@ -369,7 +368,7 @@ def ensemble_loss(predicted: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     return squared + (covered - 1).square().mean() + std.sqrt().mean()
 
 
-def build(ctx: BuildContext[Params]) -> Task:
+def build(ctx: BuildContext[AtmoRepParams]) -> Task:
     """Build the network, AdamW, and the stream of ``{field: {tokens (B, N, P), facts (B, N, 8), masked (B, M), truth (B, M, P)}}``."""
     params, config = ctx.params, PRESETS[ctx.params.preset]
     tokens = {name: field.tokens for name, field in config.fields.items()}
@@ -397,7 +396,7 @@ def masked_loss(net: Any, batch: dict[str, dict[str, torch.Tensor]]) -> torch.Te
     return torch.stack([ensemble_loss(predicted[name], field["truth"]) for name, field in batch.items()]).mean()
 
 
-def _flops(params: Params) -> tuple[float, float]:
+def _flops(params: AtmoRepParams) -> tuple[float, float]:
     """FLOPs of one sample with a quarter of its tokens masked: forward, and forward with backward; no activation recomputed."""
     config = PRESETS[params.preset]
     with torch.device("meta"):

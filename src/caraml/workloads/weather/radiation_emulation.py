@@ -19,8 +19,7 @@ from torch.nn import functional as F
 from caraml.data.loader import Synthetic
 from caraml.workloads.base import BuildContext, Task, counted_facts
 from caraml.workloads.flops import forward_and_training_flops
-from caraml.workloads.radiation_emulation import Params
-from caraml.workloads.weather import open_input
+from caraml.workloads.weather import RadiationParams, open_input
 from caraml.workloads.weather.netcdf import Layout, NetcdfFiles, find_files, write_netcdf
 from caraml.workloads.weather.samples import Cached, Sample, Split, WeatherSamples, complete, smooth, split_files, without_gaps
 
@@ -231,7 +230,7 @@ def _same_convolution(inputs: int, outputs: int, dilation: int = 1) -> nn.Conv1d
     return nn.Conv1d(inputs, outputs, _KERNEL, padding=dilation * (_KERNEL // 2), dilation=dilation)
 
 
-def build(ctx: BuildContext[Params]) -> Task:
+def build(ctx: BuildContext[RadiationParams]) -> Task:
     """Build the network, Adam, and the stream of the seven tensors of :class:`~.RadiationSamples`."""
     params, maxima = ctx.params, None
 
@@ -264,7 +263,7 @@ def radiation_loss(predicted: tuple[torch.Tensor, torch.Tensor], truth: tuple[to
     return heating_weight * F.mse_loss(predicted[0], truth[0]) + F.mse_loss(predicted[1], truth[1])
 
 
-def _flops(params: Params) -> tuple[float, float]:
+def _flops(params: RadiationParams) -> tuple[float, float]:
     """FLOPs of one column: forward, and forward with backward."""
     with torch.device("meta"):
         model = RadiationColumn()

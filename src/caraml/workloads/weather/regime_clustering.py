@@ -26,8 +26,7 @@ from caraml.base.errors import InputError
 from caraml.data.loader import Synthetic
 from caraml.workloads.base import COUNTED, BuildContext, StepTools, Task, counted_facts
 from caraml.workloads.flops import forward_and_training_flops
-from caraml.workloads.regime_clustering import Params
-from caraml.workloads.weather import open_input
+from caraml.workloads.weather import RegimeParams, open_input
 from caraml.workloads.weather.netcdf import Layout, NetcdfFiles, find_files, write_netcdf
 from caraml.workloads.weather.samples import Sample, WeatherSamples, smooth, without_gaps
 
@@ -299,7 +298,7 @@ def cluster_loss(scores: Sequence[torch.Tensor], labels: torch.Tensor, temperatu
     return torch.stack(losses).mean()
 
 
-def build(ctx: BuildContext[Params]) -> Task:
+def build(ctx: BuildContext[RegimeParams]) -> Task:
     """Build the network, SGD, the memory bank, and the stream of ``[positions (B,), crops (B, 25, S, S) twice]``."""
     params = ctx.params
     made = SyntheticRegimes("ap6", partial(synthetic_crops, crop=params.crop), params.samples, ctx.seed)
@@ -383,7 +382,7 @@ def clustering_step(
     return step
 
 
-def _flops(params: Params) -> tuple[float, float]:
+def _flops(params: RegimeParams) -> tuple[float, float]:
     """FLOPs of one sample, two crops: forward, and forward with backward."""
     with torch.device("meta"):
         network = RegimeNetwork([params.prototypes] * HEADS)

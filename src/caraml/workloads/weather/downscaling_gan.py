@@ -25,9 +25,8 @@ from caraml.base.errors import InputError
 from caraml.base.files import write_file
 from caraml.data.loader import Synthetic
 from caraml.workloads.base import COUNTED, BuildContext, StepTools, Task, counted_facts
-from caraml.workloads.downscaling_gan import Params
 from caraml.workloads.flops import count_flops
-from caraml.workloads.weather import open_input
+from caraml.workloads.weather import DownscalingParams, open_input
 from caraml.workloads.weather.netcdf import FloatArray, Layout, NetcdfFiles, find_files, write_netcdf
 from caraml.workloads.weather.samples import Sample, Split, WeatherSamples, complete, read_scales, smooth, split_files, without_gaps
 
@@ -244,7 +243,7 @@ def gradient_penalty(critic: nn.Module, fake: torch.Tensor, real: torch.Tensor, 
     return (slope.float().square().mean((1, 2, 3)).sqrt() - 1).square().mean()
 
 
-def build(ctx: BuildContext[Params]) -> Task:
+def build(ctx: BuildContext[DownscalingParams]) -> Task:
     """Build generator, critic, an Adam for each, and the stream of ``[predictors (B, 15, H, W), targets (B, 2, H, W)]``."""
     params, grid = ctx.params, (ctx.params.rows, ctx.params.columns)
 

@@ -23,9 +23,8 @@ from caraml.base.files import write_at
 from caraml.data.loader import Synthetic
 from caraml.data.store import MARKS, refuse_unfinished
 from caraml.workloads.base import BuildContext, Task, counted_facts
-from caraml.workloads.ensemble_postprocessing import Params
 from caraml.workloads.flops import forward_and_training_flops
-from caraml.workloads.weather import open_input
+from caraml.workloads.weather import EnsembleParams, open_input
 from caraml.workloads.weather.netcdf import FloatArray, Layout, NetcdfFiles, write_netcdf
 from caraml.workloads.weather.samples import Sample, Split, WeatherSamples, complete, smooth, without_gaps
 
@@ -267,7 +266,7 @@ def gaussian_crps(mean: torch.Tensor, std: torch.Tensor, truth: torch.Tensor) ->
     return (std * (z * centred_cdf + 2 * density - 1 / math.sqrt(math.pi))).mean()
 
 
-def build(ctx: BuildContext[Params]) -> Task:
+def build(ctx: BuildContext[EnsembleParams]) -> Task:
     """Build the network, Adam, and the stream of ``[fields (B, 14, H, W), mean, spread, analysis (B, H, W)]``."""
     params = ctx.params
     grid = (params.rows or GRID[0], params.columns or GRID[1])
@@ -300,7 +299,7 @@ def _flops(grid: tuple[int, int]) -> tuple[float, float]:
         return forward_and_training_flops(lambda: model(fields).sum(), 1)
 
 
-def check(params: Params, folder: Path) -> None:
+def check(params: EnsembleParams, folder: Path) -> None:
     """See that the five files are there, with their variables."""
     if params.data == "files" and params.folder is not None:
         EnsembleSamples(folder / params.folder)
