@@ -6,7 +6,10 @@ import os
 import signal
 import threading
 
-from caraml.base.locks import on_signals
+import pytest
+
+from caraml.base.locks import die_with_parent, on_signals
+from caraml.data import store
 
 
 def test_a_wait_that_no_signal_interrupts_delays_none() -> None:
@@ -59,3 +62,11 @@ def test_in_another_thread_nothing_is_changed() -> None:
     thread.start()
     thread.join()
     assert found == [signal.getsignal(signal.SIGUSR1)]
+
+
+def test_where_there_is_no_prctl_a_process_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writers of look-alike sets fell over its absence."""
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.delattr("ctypes.CDLL")
+    die_with_parent()
+    assert store.die_with_parent is die_with_parent, "what data's writers begin with"

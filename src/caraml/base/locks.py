@@ -1,4 +1,4 @@
-"""This node and the processes of one user on it: its name, which of them is which, locks between them, and signals acted on at once.
+"""This node and the processes of one user on it: its name, which of them is which, locks between them, and signals.
 
 Locks are on files and in folders that nobody else can open, so that nobody else can hold them. One that cannot be had safely (its folder or
 file belongs to somebody else, it is a link, a pipe, or open to others who hold it) is gone without: :attr:`Lock.trouble` says why, and
@@ -7,11 +7,13 @@ whoever asked decides whether that matters.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
 import signal
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -24,6 +26,7 @@ from caraml.base.files import intruder, make_folder, new_folder_beside, owned
 
 _OTHERS = 0o077
 _WRITABLE_BY_OTHERS = 0o022
+_PR_SET_PDEATHSIG = 1
 _SHARED = Path("/tmp")  # noqa: S108 -- sticky on every machine: only owners rename what is in it
 
 NODE = "CARAML_NODE"
@@ -241,6 +244,20 @@ def on_signals(numbers: Collection[int], act: Callable[[int], object]) -> Iterat
 
 def _nothing(number: int, frame: FrameType | None) -> None:
     """A handler that does nothing; unlike ``SIG_IGN``, programs that are started do not inherit it."""
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends, however that ends.
+
+    A parent that is killed alone would leave the ranks behind, waiting for each other on the device. Only Linux can do this; elsewhere
+    nothing happens.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended while we asked
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def node_key() -> str:

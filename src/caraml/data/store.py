@@ -10,7 +10,6 @@ with the bytes of each part that is done. The last mark says that all are.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import hashlib
 import json
@@ -20,7 +19,6 @@ import os
 import secrets
 import shlex
 import shutil
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +30,7 @@ from typing import Any
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import DATA_VARIABLE, data_home, flush, write_file, write_new
 from caraml.base.format import count
-from caraml.base.locks import Lock, alone
+from caraml.base.locks import Lock, alone, die_with_parent
 from caraml.system.affinity import usable_cpus
 
 _PARTIAL = ".partial-"
@@ -144,7 +142,6 @@ _MOST_WRITERS = 16
 """Processes that write at the same time; each holds several times what a part has in memory."""
 _CAUTIOUS = 0.9
 """Share of the parts that seem to be missing that are begun at once, where parts differ in size."""
-_PR_SET_PDEATHSIG = 1
 
 Tell = Callable[[int, int], None]
 """Is told how many parts are done, and of how many."""
@@ -211,7 +208,7 @@ def grow(marks: Path, gigabytes: float, write: Write, tell: Tell, alike: bool = 
     wanted = gigabytes * 1e9
     if not (marks / "0").exists():
         _write_part(marks, write, 0)
-    with ProcessPoolExecutor(min(usable_cpus(1), _MOST_WRITERS), multiprocessing.get_context("spawn"), _end_with_parent) as pool:
+    with ProcessPoolExecutor(min(usable_cpus(1), _MOST_WRITERS), multiprocessing.get_context("spawn"), die_with_parent) as pool:
         # A fork of a process with threads may wait for ever.
         while numbers := _missing(sizes := _sizes(marks), wanted, 1.0 if alike else _CAUTIOUS):
             jobs = [pool.submit(_write_part, marks, write, number) for number in numbers]
@@ -274,8 +271,3 @@ def _missing(sizes: Mapping[int, int], wanted: float, share: float = 1.0) -> lis
 
 def _write_part(marks: Path, write: Write, number: int) -> None:
     write_file(marks / str(number), str(write(number)), sync="none")
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end this process when the one that started it does: nobody else would."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

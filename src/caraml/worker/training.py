@@ -23,6 +23,7 @@ from caraml.base.errors import InputError, is_out_of_memory
 from caraml.base.files import write_file
 from caraml.base.format import human
 from caraml.base.limits import read_json
+from caraml.base.locks import die_with_parent
 from caraml.engine.afterwards import Tracer, quality, save_model, validate, validation_loss
 from caraml.engine.device import CpuDevice, Device, open_device, sensors_of
 from caraml.engine.instruments import Instruments, quiet_baseline
@@ -41,7 +42,7 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.replacement import Masks, Products, Replacement
 from caraml.engine.step import Watch, make_step
 from caraml.engine.steps import RankSummary, Step
-from caraml.engine.watchdog import Watchdog, die_with_parent
+from caraml.engine.watchdog import Watchdog
 from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Peak, own_definitions
 from caraml.metrics.window import bandwidth_of, peak_of
 from caraml.results.finish import MEASURED, Failure, note_failure, note_start, now, reason_of
