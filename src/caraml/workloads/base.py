@@ -302,6 +302,8 @@ class BatchSource:
     """In an epoch, over all ranks."""
     validation: Callable[[], Iterator[Any]] | None = None
     """The held-out batches, if there are any."""
+    dataset: MapDataset | None = None
+    """Whose samples they are; ``None`` where batches come whole."""
 
     def task(
         self,
@@ -325,7 +327,8 @@ def open_source(dataset: MapDataset, ctx: BuildContext[Any], *, workers: int | N
 
     description = {**cast(Any, dataset).describe(), "resident": resident}
     if resident:
-        return BatchSource(device_batches(dataset, ctx.micro_batch, ctx.device, rank=ctx.rank), description, lambda: None, len(dataset))
+        kept = device_batches(dataset, ctx.micro_batch, ctx.device, rank=ctx.rank)
+        return BatchSource(kept, description, lambda: None, len(dataset), dataset=dataset)
     count = loader_workers(ctx, workers)
     batches = stream(
         dataset,
@@ -338,7 +341,7 @@ def open_source(dataset: MapDataset, ctx: BuildContext[Any], *, workers: int | N
         batches_per_step=ctx.accumulation,
     )
     samples = getattr(dataset, "samples_per_epoch", len(dataset))
-    return BatchSource(to_device(batches, ctx.device), {**description, "loader_workers": count}, batches.close, samples)
+    return BatchSource(to_device(batches, ctx.device), {**description, "loader_workers": count}, batches.close, samples, dataset=dataset)
 
 
 def loader_workers(ctx: BuildContext[Any], asked: int | None) -> int:

@@ -23,9 +23,10 @@ from caraml.suite.model import WORKLOAD_ALIASES
 from caraml.workloads.base import VALIDATION_BATCHES, BatchSource, BuildContext, Workload, given_path, later, open_source
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
-    from caraml.data.loader import MapDataset
+    from caraml.data.loader import MapDataset, Synthetic
 
 
 class WeatherParams(FrozenModel):
@@ -118,21 +119,30 @@ def open_input(
     ctx: BuildContext[Any],
     application: str,
     files: Callable[[Path, Literal["train", "validation"]], MapDataset],
-    synthetic: MapDataset,
+    draw: Callable[[np.random.Generator], Any],
+    samples: int,
+    *,
+    kind: type[Synthetic] | None = None,
 ) -> BatchSource:
-    """Open the input that the parameters ask for, held-out batches included if there are any.
+    """Open the input that the parameters ask for, held-out batches included if there are any, in the phase ``data``.
 
     Args:
         ctx: of the task that is built.
         application: name of the look-alike set, ``"ap1"`` ...
         files: opens the training or validation part of a folder.
-        synthetic: the random data set.
+        draw: makes a random sample.
+        samples: in an epoch of random data.
+        kind: of the random data set, if it is another than :class:`Synthetic`.
     """
+    from caraml.data.loader import Synthetic
+
     params: WeatherParams = ctx.params
-    if params.data != "files":
-        return open_source(synthetic, ctx, workers=params.workers, resident=params.data == "synthetic-device")
-    folder = given_path(params.folder) if params.folder else default_weather_folder(application, params.lookalike)
-    source = open_source(files(folder, "train"), ctx, workers=params.workers, resident=False)
+    with ctx.phase("data"):
+        if params.data != "files":
+            made = (kind or Synthetic)(application, draw, samples, ctx.seed)
+            return open_source(made, ctx, workers=params.workers, resident=params.data == "synthetic-device")
+        folder = given_path(params.folder) if params.folder else default_weather_folder(application, params.lookalike)
+        source = open_source(files(folder, "train"), ctx, workers=params.workers, resident=False)
     return replace(source, validation=lambda: _once(files(folder, "validation"), ctx.micro_batch, ctx.device))
 
 

@@ -22,7 +22,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from caraml.base.errors import InputError
-from caraml.data.loader import Synthetic
 from caraml.workloads.base import BuildContext, Task, counted_facts
 from caraml.workloads.flops import forward_and_training_flops
 from caraml.workloads.weather import AtmoRepParams, open_input
@@ -374,9 +373,9 @@ def build(ctx: BuildContext[AtmoRepParams]) -> Task:
     tokens = {name: field.tokens for name, field in config.fields.items()}
     sizes = {name: field.size for name, field in config.fields.items()}
     draw = partial(synthetic_atmosphere, tokens=tokens, sizes=sizes, levels=config.levels)
-    made = Synthetic("atmorep", draw, SAMPLES_WITHOUT_FILES, ctx.seed)
-    with ctx.phase("data"):
-        given = open_input(ctx, "atmorep", lambda folder, split: AtmosphereSamples(folder, tokens, sizes, config.levels, split), made)
+    given = open_input(
+        ctx, "atmorep", lambda folder, split: AtmosphereSamples(folder, tokens, sizes, config.levels, split), draw, SAMPLES_WITHOUT_FILES
+    )
     torch.manual_seed(ctx.seed)
     with torch.device(ctx.device):
         model = AtmoRep(config)

@@ -23,7 +23,6 @@ from torch.nn import functional as F
 
 from caraml.base.errors import InputError
 from caraml.base.files import write_file
-from caraml.data.loader import Synthetic
 from caraml.workloads.base import COUNTED, BuildContext, StepTools, Task, counted_facts
 from caraml.workloads.flops import count_flops
 from caraml.workloads.weather import DownscalingParams, open_input
@@ -246,16 +245,8 @@ def gradient_penalty(critic: nn.Module, fake: torch.Tensor, real: torch.Tensor, 
 def build(ctx: BuildContext[DownscalingParams]) -> Task:
     """Build generator, critic, an Adam for each, and the stream of ``[predictors (B, 15, H, W), targets (B, 2, H, W)]``."""
     params, grid = ctx.params, (ctx.params.rows, ctx.params.columns)
-
-    def files(folder: Any, split: Any) -> DownscalingSamples:
-        nonlocal grid
-        samples = DownscalingSamples(folder, split)
-        grid = samples.grid
-        return samples
-
-    made = Synthetic("ap5", partial(synthetic_hour, grid=grid), SAMPLES_WITHOUT_FILES, ctx.seed)
-    with ctx.phase("data"):
-        given = open_input(ctx, "ap5", files, made)
+    given = open_input(ctx, "ap5", DownscalingSamples, partial(synthetic_hour, grid=grid), SAMPLES_WITHOUT_FILES)
+    grid = getattr(given.dataset, "grid", grid)  # files have their own
     torch.manual_seed(ctx.seed)
     networks = torch.nn.ModuleDict({"generator": Generator(), "critic": Critic()}).to(ctx.device)
     torch.manual_seed(ctx.seed + 1 + ctx.rank)  # mixing weights differ between ranks

@@ -20,7 +20,6 @@ from torch.nn import functional as F
 
 from caraml.base.errors import InputError
 from caraml.base.files import write_at
-from caraml.data.loader import Synthetic
 from caraml.data.store import MARKS, refuse_unfinished
 from caraml.workloads.base import BuildContext, Task, counted_facts
 from caraml.workloads.flops import forward_and_training_flops
@@ -270,16 +269,9 @@ def build(ctx: BuildContext[EnsembleParams]) -> Task:
     """Build the network, Adam, and the stream of ``[fields (B, 14, H, W), mean, spread, analysis (B, H, W)]``."""
     params = ctx.params
     grid = (params.rows or GRID[0], params.columns or GRID[1])
-
-    def files(folder: Any, split: Any) -> EnsembleSamples:
-        nonlocal grid
-        samples = EnsembleSamples(folder, split, grid if params.rows and params.columns else None)
-        grid = samples.grid
-        return samples
-
-    made = Synthetic("ap4", partial(synthetic_forecast, grid=grid), SAMPLES_WITHOUT_FILES, ctx.seed)
-    with ctx.phase("data"):
-        given = open_input(ctx, "ap4", files, made)
+    files = partial(EnsembleSamples, grid=grid if params.rows and params.columns else None)
+    given = open_input(ctx, "ap4", files, partial(synthetic_forecast, grid=grid), SAMPLES_WITHOUT_FILES)
+    grid = getattr(given.dataset, "grid", grid)  # files have their own
     torch.manual_seed(ctx.seed)
     model = EnsembleUNet().to(ctx.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=params.learning_rate, fused=ctx.fused)

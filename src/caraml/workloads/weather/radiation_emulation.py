@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from caraml.data.loader import Synthetic
 from caraml.workloads.base import BuildContext, Task, counted_facts
 from caraml.workloads.flops import forward_and_training_flops
 from caraml.workloads.weather import RadiationParams, open_input
@@ -242,8 +241,7 @@ def build(ctx: BuildContext[RadiationParams]) -> Task:
         maxima = samples.maxima()
         return Cached(samples, shared=params.workers != 0) if params.cache else samples
 
-    with ctx.phase("data"):
-        given = open_input(ctx, "ap3", files, Synthetic("ap3", synthetic_column, SAMPLES_WITHOUT_FILES, ctx.seed))
+    given = open_input(ctx, "ap3", files, synthetic_column, SAMPLES_WITHOUT_FILES)
     torch.manual_seed(ctx.seed)
     model = RadiationColumn(maxima).to(ctx.device)
     rate = params.learning_rate or 1e-4 * ctx.micro_batch * ctx.world / 256

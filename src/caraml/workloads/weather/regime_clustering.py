@@ -301,9 +301,10 @@ def cluster_loss(scores: Sequence[torch.Tensor], labels: torch.Tensor, temperatu
 def build(ctx: BuildContext[RegimeParams]) -> Task:
     """Build the network, SGD, the memory bank, and the stream of ``[positions (B,), crops (B, 25, S, S) twice]``."""
     params = ctx.params
-    made = SyntheticRegimes("ap6", partial(synthetic_crops, crop=params.crop), params.samples, ctx.seed)
-    with ctx.phase("data"):
-        given = open_input(ctx, "ap6", lambda folder, _: RegimeSamples(folder, params.crop, params.crop_area), made)
+    draw = partial(synthetic_crops, crop=params.crop)
+    given = open_input(
+        ctx, "ap6", lambda folder, _: RegimeSamples(folder, params.crop, params.crop_area), draw, params.samples, kind=SyntheticRegimes
+    )
     torch.manual_seed(ctx.seed)
     heads = [params.prototypes] * HEADS
     network: torch.nn.Module = RegimeNetwork(heads)

@@ -20,7 +20,6 @@ from torch.nn import functional as F
 
 from caraml.base.errors import InputError
 from caraml.base.files import write_file
-from caraml.data.loader import Synthetic
 from caraml.workloads.base import BuildContext, Task, counted_facts
 from caraml.workloads.flops import forward_and_training_flops
 from caraml.workloads.weather import TemperatureParams, open_input
@@ -232,9 +231,8 @@ def _levels(quantiles: tuple[float, ...], like: torch.Tensor) -> torch.Tensor:
 def build(ctx: BuildContext[TemperatureParams]) -> Task:
     """Build the network, Adam, and the stream of ``[fields (B, 17, P, P), target (B, 1, P, P)]``."""
     params = ctx.params
-    made = Synthetic("ap1", partial(synthetic_patch, patch=params.patch), SAMPLES_WITHOUT_FILES, ctx.seed)
-    with ctx.phase("data"):
-        given = open_input(ctx, "ap1", lambda folder, split: TemperatureSamples(folder, params.patch, split), made)
+    draw = partial(synthetic_patch, patch=params.patch)
+    given = open_input(ctx, "ap1", lambda folder, split: TemperatureSamples(folder, params.patch, split), draw, SAMPLES_WITHOUT_FILES)
     torch.manual_seed(ctx.seed)
     model = TemperatureUNet().to(ctx.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=params.learning_rate, fused=ctx.fused)

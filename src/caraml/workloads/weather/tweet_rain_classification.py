@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from caraml.base.errors import InputError
 from caraml.base.format import count
-from caraml.data.loader import Synthetic
 from caraml.workloads import make_torchvision_importable
 from caraml.workloads.base import BuildContext, Task, counted_facts, given_path
 from caraml.workloads.flops import forward_and_training_flops
@@ -225,9 +224,10 @@ def build(ctx: BuildContext[TweetParams]) -> Task:
     if params.weights is not None:
         check_config(given_path(params.weights), sizes)
         pieces = pieces_of(given_path(params.weights), VOCABULARY)
-    made = Synthetic("ap2", partial(synthetic_tweet, tokens=params.tokens, vocabulary=VOCABULARY), SAMPLES_WITHOUT_FILES, ctx.seed)
-    with ctx.phase("data"):
-        given = open_input(ctx, "ap2", lambda folder, split: TweetSamples(folder, params.tokens, VOCABULARY, split, pieces), made)
+    draw = partial(synthetic_tweet, tokens=params.tokens, vocabulary=VOCABULARY)
+    given = open_input(
+        ctx, "ap2", lambda folder, split: TweetSamples(folder, params.tokens, VOCABULARY, split, pieces), draw, SAMPLES_WITHOUT_FILES
+    )
     torch.manual_seed(ctx.seed)
     model = TweetClassifier(sizes)
     if params.weights is not None:
