@@ -181,14 +181,14 @@ def test_a_set_of_so_many_files_grows_in_time(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("caraml.data.store.ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(2))
     monkeypatch.setitem(ensemble._SIZES, "tiny", (20, 9, 14))
     out, marks, size = tmp_path / "set", tmp_path / "set" / ".lookalike", 60.3 * ensemble.part_bytes("tiny") / 1e9
-    made = grow_weather("ap4", out, size, "tiny")
-    assert made.files == 5 and 0.99 * size < made.bytes / 1e9 < 1.01 * size + 5e-5, "the headers are a few kilobytes"
+    files, written = grow_weather("ap4", out, size, "tiny")
+    assert files == 5 and 0.99 * size < written / 1e9 < 1.01 * size + 5e-5, "the headers are a few kilobytes"
     whole, samples = contents(out), ensemble.EnsembleSamples(out)
     assert len(samples) == 216 and len(ensemble.EnsembleSamples(out, "validation")) == 24
     fields = np.stack([sample[0].numpy() for sample in samples])  # type: ignore[attr-defined]
     assert fields.mean() == pytest.approx(0, abs=0.05) and fields.std() == pytest.approx(1, abs=0.05), "normalised over all times"
     assert len({field.tobytes() for field in fields}) == 216, "each time is another"
-    assert samples.describe()["bytes"] == made.bytes  # closes them
+    assert samples.describe()["bytes"] == written  # closes them
     for name in ("done", "7", "59"):  # as where writers were killed
         (marks / name).unlink()
     with h5py.File(out / "ENS10_pl_mean.nc", "r+") as file:

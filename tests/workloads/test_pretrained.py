@@ -309,7 +309,7 @@ def test_tweets_are_cut_by_the_tokenizer_of_the_weights(tmp_path: Path) -> None:
     assert piece_ids("rain today, rain", 8, pieces).tolist() == [1, 4, 5, 3, 4, 2, 0, 0]
     assert piece_ids("rain today, rain", 4, pieces).tolist() == [1, 4, 5, 2], "a text that is cut has its end, too"
     (tmp_path / "ap2").mkdir()
-    write_lookalike(tmp_path / "ap2", "tiny", 0)
+    write_lookalike(tmp_path / "ap2", "tiny", seed=0, number=0)
     samples = TweetSamples(tmp_path / "ap2", 16, VOCABULARY, "train", pieces)
     assert all(set(samples[place][0].tolist()) <= set(range(6)) for place in range(20))
     with pytest.raises(InputError, match=r"tokenizer.json: found 6 words and \[PAD\] = 0; expected at most 5 words"):

@@ -226,11 +226,11 @@ def prepare_weather(
     from caraml.workloads.weather import grow_weather, prepare_weather
 
     if gigabytes is None:
-        done = prepare_weather(application, out, size or "tiny", seed)
+        files, written = prepare_weather(application, out, size or "tiny", seed)
     else:
         with only_writer(out):
-            done = grow_weather(application, out, gigabytes, size or "small", seed, _tell)
-    say(f"{out}: {count(done.files, 'file')}, {done.bytes:,} bytes")
+            files, written = grow_weather(application, out, gigabytes, size or "small", seed, _tell)
+    say(f"{out}: {count(files, 'file')}, {written:,} bytes")
 
 
 def _tell(done: int, of: int) -> None:

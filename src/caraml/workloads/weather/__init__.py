@@ -200,17 +200,8 @@ _FEWEST = 50
 whose sets are so many files, some times of all."""
 
 
-@dataclass(frozen=True)
-class PreparedWeather:
-    """Look-alike files that were written."""
-
-    folder: Path
-    files: int
-    bytes: int
-
-
-def prepare_weather(application: str, out: Path, size: str = "tiny", seed: int = 0) -> PreparedWeather:
-    """Write look-alike files of an application (``ap1`` ... ``ap6``, ``atmorep``) into the new folder ``out``.
+def prepare_weather(application: str, out: Path, size: str = "tiny", seed: int = 0) -> tuple[int, int]:
+    """Write look-alike files of an application (``ap1`` ... ``ap6``, ``atmorep``) into the new folder ``out``; how many, and their bytes.
 
     Raises:
         InputError: unknown application or size, or ``out`` exists and is not empty.
@@ -218,7 +209,7 @@ def prepare_weather(application: str, out: Path, size: str = "tiny", seed: int =
     _refuse_unknown(application, size)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out}: found files; expected a new or empty folder")
-    build_folder(out, lambda folder: _lookalike(application)(folder, size, seed))
+    build_folder(out, lambda folder: _write(application, folder, size, seed))
     return _prepared(out)
 
 
@@ -229,10 +220,11 @@ def grow_weather(  # noqa: PLR0917 -- as prepare_weather, with a size and somebo
     size: str = "small",
     seed: int = 0,
     tell: Callable[[int, int], None] = lambda done, of: None,
-) -> PreparedWeather:
+) -> tuple[int, int]:
     """Write look-alike files of ``gigabytes`` (1e9 bytes) in all into ``out``, several at a time; the same call goes on after an end.
 
-    Every part has another content, and samples as those of ``size``. ``tell`` gets the parts that are done, and all.
+    Every part has another content, and samples as those of ``size``. ``tell`` gets the parts that are done, and all. Returns files and
+    bytes.
 
     Raises:
         InputError: an unknown application or size, one whose sets do not grow, too few files, or other files in ``out``.
@@ -252,7 +244,7 @@ def grow_weather(  # noqa: PLR0917 -- as prepare_weather, with a size and somebo
         each, what = data.part_bytes(size), "part"
     else:
         if not (marks / "0").exists():
-            _write_first(application, out, size, seed)
+            write_file(marks / "0", str(data.write_lookalike(out, size, seed, 0)))  # the size of every other as well
         each, what = int((marks / "0").read_text(encoding="utf-8")), "file"
     parts = round(gigabytes * 1e9 / each)
     if parts < _FEWEST:
@@ -271,27 +263,24 @@ def grow_weather(  # noqa: PLR0917 -- as prepare_weather, with a size and somebo
     return _prepared(out)
 
 
-def _write_first(application: str, out: Path, size: str, seed: int) -> None:
-    """Write the first file and what goes with it, and note its size, which is that of every other."""
-    room = out / MARKS / "first"
-    shutil.rmtree(room, ignore_errors=True)
-    room.mkdir()
-    _lookalike(application)(room, size, seed, 0)
-    size_of_all = sum(path.stat().st_size for path in room.glob("*.nc"))
-    for path in room.iterdir():
-        path.replace(out / path.name)
-    room.rmdir()
-    write_file(out / MARKS / "0", str(size_of_all))
+def _write(application: str, folder: Path, size: str, seed: int) -> None:
+    """Write the files of a set as it is trained on by default."""
+    data = _data(application)
+    if hasattr(data, "write_room"):  # all times of a few files at once
+        data.write_lookalike(folder, size, seed)
+        return
+    for number in range(data.LOOKALIKE[size][0]):
+        data.write_lookalike(folder, size, seed, number)
 
 
 def _write_one(application: str, out: Path, each: int, given: tuple[str, int], number: int) -> int:
-    _lookalike(application)(out, *given, number)
+    _data(application).write_lookalike(out, *given, number)
     return each
 
 
-def _prepared(out: Path) -> PreparedWeather:
+def _prepared(out: Path) -> tuple[int, int]:
     written = [path for path in out.iterdir() if path.is_file()]
-    return PreparedWeather(out, len(written), sum(path.stat().st_size for path in written))
+    return len(written), sum(path.stat().st_size for path in written)
 
 
 def _refuse_unknown(application: str, size: str) -> None:
@@ -304,13 +293,7 @@ def _refuse_unknown(application: str, size: str) -> None:
 def default_weather_folder(application: str, size: Size) -> Path:
     """The look-alike set of an application in the folder of prepared data, made on first use."""
     key = {"kind": f"weather-{application}", "size": size, "version": _LOOKALIKE_VERSION}
-    return prepared_once(key, lambda folder: _lookalike(application)(folder, size, 0))
-
-
-def _lookalike(application: str) -> Callable[..., None]:
-    """What writes the files of an application."""
-    writer: Callable[..., None] = _data(application).write_lookalike
-    return writer
+    return prepared_once(key, lambda folder: _write(application, folder, size, 0))
 
 
 def _data(application: str) -> ModuleType:

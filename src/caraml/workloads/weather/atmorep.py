@@ -49,7 +49,7 @@ _MASKED_SHARE = 0.25
 """Of the tokens of each level. AtmoRep draws it from 0 to 0.5 for each sample; its mean makes every step the same work."""
 _ZEROED, _NOISED, _COARSENED = 0.9, 0.2, 0.05
 """Chances that a masked token is set to 0, disturbed by noise, replaced by its mean; drawn independently."""
-_SIZES = {"tiny": (3, 12, 2, 24, 24), "small": (2, 72, 5, 54, 108)}
+LOOKALIKE = {"tiny": (3, 12, 2, 24, 24), "small": (2, 72, 5, 54, 108)}
 """Files, hours in each, levels, rows, columns."""
 
 Shape = tuple[int, int, int]
@@ -145,30 +145,26 @@ def synthetic_atmosphere(rng: np.random.Generator, tokens: Shapes, sizes: Shapes
     return {name: masked_tokens(values, torch.zeros(len(values), TOKEN_FACTS), levels) for name, values in draw.items()}
 
 
-def write_lookalike(folder: Path, size: str, seed: int, only: int | None = None) -> None:
-    """Write hours of smooth fields that move, so that neighbours in time and space tell of a masked token.
-
-    ``only``: the number of the one file to write; it may be any.
-    """
-    files, hours, levels, rows, columns = _SIZES[size]
+def write_lookalike(folder: Path, size: str, seed: int, number: int) -> int:
+    """Write file ``number``: hours of smooth fields that move, so that neighbours in time and space tell of a masked token. Its bytes."""
+    _, hours, levels, rows, columns = LOOKALIKE[size]
     scale = np.array([[8, 10], [0, 8], [260, 12]], np.float32)
-    for number in range(files) if only is None else (only,):
-        rng = np.random.default_rng([seed, number])
-        start = smooth(rng, (len(FIELDS), levels, rows, columns), 6)
-        moved = np.stack([np.roll(start, hour, -1) for hour in range(hours)])  # eastward, one point per hour
-        data = scale[None, :, 0, None, None, None] + scale[None, :, 1, None, None, None] * moved
-        variables: dict[str, tuple[tuple[str, ...], Any]] = {
-            "data": (LAYOUT.variables["data"], data.astype(np.float32)),
-            "mean": (("field", "level"), np.repeat(scale[:, :1], levels, 1)),
-            "std": (("field", "level"), np.repeat(scale[:, 1:], levels, 1)),
-            "fields": (("field",), np.array(FIELDS)),
-            "levels": (("level",), np.array(LEVELS[:levels], np.int32)),
-            "time": (("time",), np.arange(hours, dtype=np.float64) + number * hours),
-            "lats": (("lat",), np.linspace(60, 60 - 0.25 * (rows - 1), rows, dtype=np.float32)),
-            "lons": (("lon",), np.linspace(0, 0.25 * (columns - 1), columns, dtype=np.float32)),
-        }
-        lengths = {"time": hours, "field": len(FIELDS), "level": levels, "lat": rows, "lon": columns}
-        write_netcdf(folder / f"atmosphere_{number:02d}.nc", lengths, variables, chunks={"data": (min(hours, 12), 1, 1, rows, columns)})
+    rng = np.random.default_rng([seed, number])
+    start = smooth(rng, (len(FIELDS), levels, rows, columns), 6)
+    moved = np.stack([np.roll(start, hour, -1) for hour in range(hours)])  # eastward, one point per hour
+    data = scale[None, :, 0, None, None, None] + scale[None, :, 1, None, None, None] * moved
+    variables: dict[str, tuple[tuple[str, ...], Any]] = {
+        "data": (LAYOUT.variables["data"], data.astype(np.float32)),
+        "mean": (("field", "level"), np.repeat(scale[:, :1], levels, 1)),
+        "std": (("field", "level"), np.repeat(scale[:, 1:], levels, 1)),
+        "fields": (("field",), np.array(FIELDS)),
+        "levels": (("level",), np.array(LEVELS[:levels], np.int32)),
+        "time": (("time",), np.arange(hours, dtype=np.float64) + number * hours),
+        "lats": (("lat",), np.linspace(60, 60 - 0.25 * (rows - 1), rows, dtype=np.float32)),
+        "lons": (("lon",), np.linspace(0, 0.25 * (columns - 1), columns, dtype=np.float32)),
+    }
+    lengths = {"time": hours, "field": len(FIELDS), "level": levels, "lat": rows, "lon": columns}
+    return write_netcdf(folder / f"atmosphere_{number:02d}.nc", lengths, variables, chunks={"data": (min(hours, 12), 1, 1, rows, columns)})
 
 
 _FACTS_WIDTH = 16

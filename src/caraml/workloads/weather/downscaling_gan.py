@@ -53,7 +53,7 @@ LAYOUT = Layout(dict.fromkeys((*INPUTS, TARGETS[0]), _DIMENSIONS), {})
 PATTERN = "downscaling_tier2_train_*.nc"
 NORMALIZATION = "normalization.json"
 """Mean and standard deviation of each variable over times and places, beside the files."""
-_SIZES = {"tiny": (3, 24, 32, 40), "small": (3, 144, *GRID)}
+LOOKALIKE = {"tiny": (3, 24, 32, 40), "small": (3, 144, *GRID)}
 """Files, hours in each, rows, columns."""
 
 
@@ -96,31 +96,28 @@ def synthetic_hour(rng: np.random.Generator, grid: tuple[int, int]) -> tuple[Any
     return rng.standard_normal((len(INPUTS), *grid), dtype=np.float32), rng.standard_normal((len(TARGETS), *grid), dtype=np.float32)
 
 
-def write_lookalike(folder: Path, size: str, seed: int, only: int | None = None) -> None:
-    """Write months whose fine temperature is the coarse one, corrected by the height that the coarse topography lacks.
-
-    ``only``: the number of the one file to write; it may be any.
-    """
-    files, hours, rows, columns = _SIZES[size]
+def write_lookalike(folder: Path, size: str, seed: int, number: int) -> int:
+    """Write file ``number``: a month whose fine temperature is the coarse one, corrected by the height that the coarse topography lacks.
+    Its bytes."""
+    _, hours, rows, columns = LOOKALIKE[size]
     rng, shape = np.random.default_rng(seed), (hours, rows, columns)
     fine = np.abs(600 * smooth(rng, (rows, columns), 1.5))
     coarse = _blurred(fine)
-    for number in range(files) if only is None else (only,):
-        rng = np.random.default_rng([seed, 1, number])
-        air = 283 + 6 * smooth(rng, shape, 8)
-        values = {name: smooth(rng, shape, 8) for name in INPUTS}
-        values["t_2m_in"], values["hsurf_in"] = air, np.broadcast_to(coarse, shape)
-        values["hsurf_tar"] = np.broadcast_to(fine, shape)
-        values["t_2m_tar"] = air - 0.0065 * (fine - coarse) + 0.3 * values["slhf_in"] + 0.1 * rng.standard_normal(shape)
-        variables: dict[str, tuple[tuple[str, ...], Any]] = {name: (_DIMENSIONS, v.astype(np.float32)) for name, v in values.items()}
-        variables["time"] = (("time",), 3600.0 * (np.arange(hours) + number * hours))
-        chunks = dict.fromkeys(values, (1, rows, columns))
-        write_netcdf(
-            folder / PATTERN.replace("*", f"1995-{number + 1:02d}"), dict(zip(_DIMENSIONS, shape, strict=True)), variables, chunks=chunks
-        )
-        if number == 0:
-            sums = {name: [float(v.mean()), max(float(v.std()), 1e-6)] for name, v in values.items()}
-            write_file(folder / NORMALIZATION, json.dumps(sums, indent=1) + "\n")
+    rng = np.random.default_rng([seed, 1, number])
+    air = 283 + 6 * smooth(rng, shape, 8)
+    values = {name: smooth(rng, shape, 8) for name in INPUTS}
+    values["t_2m_in"], values["hsurf_in"] = air, np.broadcast_to(coarse, shape)
+    values["hsurf_tar"] = np.broadcast_to(fine, shape)
+    values["t_2m_tar"] = air - 0.0065 * (fine - coarse) + 0.3 * values["slhf_in"] + 0.1 * rng.standard_normal(shape)
+    variables: dict[str, tuple[tuple[str, ...], Any]] = {name: (_DIMENSIONS, v.astype(np.float32)) for name, v in values.items()}
+    variables["time"] = (("time",), 3600.0 * (np.arange(hours) + number * hours))
+    chunks = dict.fromkeys(values, (1, rows, columns))
+    if number == 0:
+        sums = {name: [float(v.mean()), max(float(v.std()), 1e-6)] for name, v in values.items()}
+        write_file(folder / NORMALIZATION, json.dumps(sums, indent=1) + "\n")
+    return write_netcdf(
+        folder / PATTERN.replace("*", f"1995-{number + 1:02d}"), dict(zip(_DIMENSIONS, shape, strict=True)), variables, chunks=chunks
+    )
 
 
 def _blurred(field: np.ndarray[Any, Any], side: int = 8) -> np.ndarray[Any, Any]:

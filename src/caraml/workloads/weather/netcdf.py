@@ -272,8 +272,8 @@ def write_netcdf(
     *,
     chunks: Mapping[str, tuple[int, ...]] | None = None,
     attributes: Mapping[str, Mapping[str, Any]] | None = None,
-) -> None:
-    """Write one file: dimensions, and variables as ``name: (dimensions, values)``; strings become NetCDF strings.
+) -> int:
+    """Write one file and give its bytes: dimensions, and variables as ``name: (dimensions, values)``; strings become NetCDF strings.
 
     Of values that are ``None``, room for as many float32 in one piece.
     """
@@ -296,3 +296,4 @@ def write_netcdf(
                 stored = file.create_variable(name, dimensions, array.dtype, data=array, chunks=(chunks or {}).get(name))
             for key, value in ((attributes or {}).get(name) or {}).items():
                 stored.attrs[key] = value
+    return path.stat().st_size

@@ -56,7 +56,7 @@ LAYOUT = Layout(
     },
 )
 _COLUMNS_FOR_MAXIMA = 4096
-_SIZES = {"tiny": (3, 256), "small": (5, 4096)}
+LOOKALIKE = {"tiny": (3, 256), "small": (5, 4096)}
 """Files, and columns in each; the last file is for validation."""
 
 
@@ -99,18 +99,15 @@ def synthetic_column(rng: np.random.Generator) -> tuple[Any, ...]:
     return sca, col, hl, inter, np.arange(HALF_LEVELS, dtype=np.float32)[:, None], heating, fluxes
 
 
-def write_lookalike(folder: Path, size: str, seed: int, only: int | None = None) -> None:
-    """Write columns whose fluxes are absorbed by clouds and vapour, layer by layer, and close the energy budget.
-
-    ``only``: the number of the one file to write; it may be any.
-    """
-    files, columns = _SIZES[size]
+def write_lookalike(folder: Path, size: str, seed: int, number: int) -> int:
+    """Write file ``number``: columns whose fluxes are absorbed by clouds and vapour, layer by layer, and close the energy budget.
+    Its bytes."""
+    _, columns = LOOKALIKE[size]
     lengths = {**LAYOUT.lengths, "column": columns}
-    for number in range(files) if only is None else (only,):
-        values = _columns(np.random.default_rng([seed, number]), columns)
-        variables = {name: (dimensions, values[name]) for name, dimensions in {**INPUTS, **TARGETS}.items()}
-        chunks = {name: (1, *values[name].shape[1:]) for name in ("col_inputs",)}
-        write_netcdf(folder / f"radiation_{number:03d}.nc", lengths, variables, chunks=chunks)
+    values = _columns(np.random.default_rng([seed, number]), columns)
+    variables = {name: (dimensions, values[name]) for name, dimensions in {**INPUTS, **TARGETS}.items()}
+    chunks = {name: (1, *values[name].shape[1:]) for name in ("col_inputs",)}
+    return write_netcdf(folder / f"radiation_{number:03d}.nc", lengths, variables, chunks=chunks)
 
 
 def _columns(rng: np.random.Generator, count: int) -> dict[str, np.ndarray[Any, Any]]:

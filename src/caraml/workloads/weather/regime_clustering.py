@@ -39,7 +39,7 @@ LAYOUT = Layout({**dict.fromkeys(VARIABLES, _DIMENSIONS), "latitude": ("latitude
 PATTERN = "era5_pl_*_12.nc"
 CROP_AREA = (0.8, 1.0)
 """Share of the field's area that a crop has, from and to, where no other is asked for."""
-_SIZES = {"tiny": (2, 48, 40, 60), "small": (2, 80, 120, 180)}
+LOOKALIKE = {"tiny": (2, 48, 40, 60), "small": (2, 80, 120, 180)}
 """Files, days in each, rows, columns."""
 
 
@@ -112,31 +112,30 @@ def synthetic_crops(rng: np.random.Generator, crop: int) -> np.ndarray[Any, np.d
     return rng.standard_normal((2, CHANNELS, crop, crop), dtype=np.float32)
 
 
-def write_lookalike(folder: Path, size: str, seed: int, only: int | None = None) -> None:
-    """Write days that each follow one of four regimes, with noise of their own. Or file ``only`` alone, of any number."""
-    files, days, rows, columns = _SIZES[size]
+def write_lookalike(folder: Path, size: str, seed: int, number: int) -> int:
+    """Write file ``number``: days that each follow one of four regimes, with noise of their own. Its bytes."""
+    _, days, rows, columns = LOOKALIKE[size]
     rng = np.random.default_rng(seed)
     regimes = smooth(rng, (4, len(VARIABLES), len(LEVELS), rows, columns), 12)
     scale = {"z": (3e4, 2e3), "t": (260, 10), "r": (50, 20), "u": (8, 8), "v": (0, 6)}
-    for number in range(files) if only is None else (only,):
-        rng = np.random.default_rng([seed, 1, number])
-        kind = rng.integers(4, size=days)
-        variables: dict[str, tuple[tuple[str, ...], Any]] = {
-            "latitude": (("latitude",), np.linspace(75, 25, rows, dtype=np.float32)),
-            "longitude": (("longitude",), np.linspace(-50, 40, columns, dtype=np.float32)),
-            "level": (("level",), np.array(LEVELS, np.int32)),
-            "time": (("time",), 24.0 * (np.arange(days) + number * days)),
-        }
-        attributes = {}
-        for index, name in enumerate(VARIABLES):
-            anomaly = regimes[kind, index] + 0.5 * smooth(rng, (days, len(LEVELS), rows, columns), 6)
-            mean, std = scale[name]
-            variables[name] = (_DIMENSIONS, (mean + std * anomaly).astype(np.float32))
-            attributes[name] = {"mean": np.full(len(LEVELS), mean, np.float32), "std": np.full(len(LEVELS), std, np.float32)}
-        lengths = {"time": days, "level": len(LEVELS), "latitude": rows, "longitude": columns}
-        chunks = dict.fromkeys(VARIABLES, (1, len(LEVELS), rows, columns))
-        name = PATTERN.replace("*", f"{2000 + number}0101_{2000 + number}1231")
-        write_netcdf(folder / name, lengths, variables, chunks=chunks, attributes=attributes)
+    rng = np.random.default_rng([seed, 1, number])
+    kind = rng.integers(4, size=days)
+    variables: dict[str, tuple[tuple[str, ...], Any]] = {
+        "latitude": (("latitude",), np.linspace(75, 25, rows, dtype=np.float32)),
+        "longitude": (("longitude",), np.linspace(-50, 40, columns, dtype=np.float32)),
+        "level": (("level",), np.array(LEVELS, np.int32)),
+        "time": (("time",), 24.0 * (np.arange(days) + number * days)),
+    }
+    attributes = {}
+    for index, name in enumerate(VARIABLES):
+        anomaly = regimes[kind, index] + 0.5 * smooth(rng, (days, len(LEVELS), rows, columns), 6)
+        mean, std = scale[name]
+        variables[name] = (_DIMENSIONS, (mean + std * anomaly).astype(np.float32))
+        attributes[name] = {"mean": np.full(len(LEVELS), mean, np.float32), "std": np.full(len(LEVELS), std, np.float32)}
+    lengths = {"time": days, "level": len(LEVELS), "latitude": rows, "longitude": columns}
+    chunks = dict.fromkeys(VARIABLES, (1, len(LEVELS), rows, columns))
+    name = PATTERN.replace("*", f"{2000 + number}0101_{2000 + number}1231")
+    return write_netcdf(folder / name, lengths, variables, chunks=chunks, attributes=attributes)
 
 
 HEADS = 4

@@ -56,7 +56,7 @@ NORMALIZATION = "normalization.yml"
 """Mean and standard deviation of each predictor by name, beside the files."""
 _PLACE = ((1000.0, 100.0), (1000.0, 100.0), (30.0, 10.0))
 """Mean and deviation of the row, column and lead time that are added as predictors."""
-_SIZES = {"tiny": (3, 4, 70, 100), "small": (3, 16, 530, 530)}
+LOOKALIKE = {"tiny": (3, 4, 70, 100), "small": (3, 16, 530, 530)}
 """Files, lead times, rows, columns."""
 
 
@@ -119,12 +119,10 @@ def synthetic_patch(rng: np.random.Generator, patch: int) -> tuple[Any, ...]:
     return rng.random((FIELDS, patch, patch), dtype=np.float32), rng.random((1, patch, patch), dtype=np.float32)
 
 
-def write_lookalike(folder: Path, size: str, seed: int, only: int | None = None) -> None:
-    """Write forecasts whose error follows yesterday's bias, the altitude error of the model and the clouds, plus noise.
-
-    ``only``: the number of the one file to write; it may be any.
-    """
-    files, leadtimes, rows, columns = _SIZES[size]
+def write_lookalike(folder: Path, size: str, seed: int, number: int) -> int:
+    """Write file ``number``: a forecast whose error follows yesterday's bias, the altitude error of the model and the clouds, plus noise.
+    Its bytes."""
+    _, leadtimes, rows, columns = LOOKALIKE[size]
     rng = np.random.default_rng(seed)
     altitude = np.abs(400 * smooth(rng, (rows, columns), 12))
     model_altitude = altitude + 80 * smooth(rng, (rows, columns), 5)
@@ -132,31 +130,30 @@ def write_lookalike(folder: Path, size: str, seed: int, only: int | None = None)
     spread, recent = 0.5 + 0.2 * np.abs(smooth(rng, (rows, columns))), smooth(rng, (rows, columns))
     static = np.stack([altitude, spread, recent, land, model_altitude, land], 2).astype(np.float32)
     chunk = (min(rows, 256), min(columns, 256))
-    for number in range(files) if only is None else (only,):
-        rng = np.random.default_rng([seed, 1, number])
-        forecast = 278 - 0.0065 * model_altitude + 5 * smooth(rng, (leadtimes, rows, columns), 12)
-        bias, wind = recent + 0.5 * smooth(rng, (leadtimes, rows, columns)), 4 * smooth(rng, (2, leadtimes, rows, columns))
-        cloud = np.clip(0.5 + 0.4 * smooth(rng, (leadtimes, rows, columns)), 0, 1)
-        rain = np.maximum(smooth(rng, (leadtimes, rows, columns)), 0)
-        error = 0.8 * bias + 0.0065 * (model_altitude - altitude) + 2 * (cloud - 0.5)
-        noise = (0.2 + 0.6 * cloud) * rng.standard_normal((leadtimes, rows, columns))
-        predictors = np.stack([forecast - 1, forecast + 1, forecast, bias, cloud, rain, *wind], 3)
-        variables: dict[str, tuple[tuple[str, ...], Any]] = {
-            "predictors": (("leadtime", "y", "x", "predictor"), predictors.astype(np.float32)),
-            "static_predictors": (("y", "x", "static_predictor"), static),
-            "target_mean": (("leadtime", "y", "x"), (forecast + error + noise).astype(np.float32)),
-            "target_std": (("leadtime", "y", "x"), np.broadcast_to(spread, forecast.shape).astype(np.float32)),
-            "predictor": (("predictor",), np.array(PREDICTORS)),
-            "static_predictor": (("static_predictor",), np.array(STATIC_PREDICTORS)),
-            "leadtime": (("leadtime",), 3600.0 * np.arange(leadtimes)),
-            "y": (("y",), 1000 * np.arange(rows, dtype=np.float32)),
-            "x": (("x",), 1000 * np.arange(columns, dtype=np.float32)),
-        }
-        lengths = {"leadtime": leadtimes, "y": rows, "x": columns, "predictor": len(PREDICTORS), "static_predictor": len(STATIC_PREDICTORS)}
-        chunks = {"predictors": (1, *chunk, len(PREDICTORS)), "target_mean": (1, *chunk)}
-        write_netcdf(folder / f"forecast_{number:03d}.nc", lengths, variables, chunks=chunks)
-        if number == 0:
-            _write_normalization(folder / NORMALIZATION, predictors, static)
+    rng = np.random.default_rng([seed, 1, number])
+    forecast = 278 - 0.0065 * model_altitude + 5 * smooth(rng, (leadtimes, rows, columns), 12)
+    bias, wind = recent + 0.5 * smooth(rng, (leadtimes, rows, columns)), 4 * smooth(rng, (2, leadtimes, rows, columns))
+    cloud = np.clip(0.5 + 0.4 * smooth(rng, (leadtimes, rows, columns)), 0, 1)
+    rain = np.maximum(smooth(rng, (leadtimes, rows, columns)), 0)
+    error = 0.8 * bias + 0.0065 * (model_altitude - altitude) + 2 * (cloud - 0.5)
+    noise = (0.2 + 0.6 * cloud) * rng.standard_normal((leadtimes, rows, columns))
+    predictors = np.stack([forecast - 1, forecast + 1, forecast, bias, cloud, rain, *wind], 3)
+    variables: dict[str, tuple[tuple[str, ...], Any]] = {
+        "predictors": (("leadtime", "y", "x", "predictor"), predictors.astype(np.float32)),
+        "static_predictors": (("y", "x", "static_predictor"), static),
+        "target_mean": (("leadtime", "y", "x"), (forecast + error + noise).astype(np.float32)),
+        "target_std": (("leadtime", "y", "x"), np.broadcast_to(spread, forecast.shape).astype(np.float32)),
+        "predictor": (("predictor",), np.array(PREDICTORS)),
+        "static_predictor": (("static_predictor",), np.array(STATIC_PREDICTORS)),
+        "leadtime": (("leadtime",), 3600.0 * np.arange(leadtimes)),
+        "y": (("y",), 1000 * np.arange(rows, dtype=np.float32)),
+        "x": (("x",), 1000 * np.arange(columns, dtype=np.float32)),
+    }
+    lengths = {"leadtime": leadtimes, "y": rows, "x": columns, "predictor": len(PREDICTORS), "static_predictor": len(STATIC_PREDICTORS)}
+    chunks = {"predictors": (1, *chunk, len(PREDICTORS)), "target_mean": (1, *chunk)}
+    if number == 0:
+        _write_normalization(folder / NORMALIZATION, predictors, static)
+    return write_netcdf(folder / f"forecast_{number:03d}.nc", lengths, variables, chunks=chunks)
 
 
 def _write_normalization(path: Path, predictors: Any, static: Any) -> None:

@@ -38,7 +38,7 @@ _TRAINING_SHARE = 0.8
 _FIRST_WORD = 4
 """Ids below it are special: 0 padding, 1 start, 2 end, 3 unknown."""
 _WORD = re.compile(r"\w+|[^\w\s]")
-_SIZES = {"tiny": (1, 160), "small": (2, 20_000)}
+LOOKALIKE = {"tiny": (1, 160), "small": (2, 20_000)}
 """Files, texts in each."""
 _WET = ("rain", "umbrella", "soaked", "puddles", "pouring", "drizzle", "wet")
 _DRY = ("sunny", "beach", "picnic", "sunglasses", "dry", "warm", "blue sky")
@@ -116,21 +116,20 @@ def synthetic_tweet(rng: np.random.Generator, tokens: int, vocabulary: int) -> t
     return rng.integers(1, vocabulary, size=tokens), np.int64(rng.integers(2))
 
 
-def write_lookalike(folder: Path, size: str, seed: int) -> None:
-    """Write texts whose words tell of the weather nine times out of ten."""
-    files, count = _SIZES[size]
-    for number in range(files):
-        rng = np.random.default_rng([seed, number])
-        raining = rng.random(count) < 0.5
-        told = raining ^ (rng.random(count) < 0.1)
-        texts = [" ".join([*rng.choice(_FILLER, 3), rng.choice(_WET if wet else _DRY), *rng.choice(_FILLER, 2)]) for wet in told]
-        rain = np.where(raining, rng.gamma(1.0, 1e-3, count) + 1e-6, 0).astype(np.float32)
-        variables = {
-            "text_normalized": (("index",), np.array(texts)),
-            "tp_h": (("index",), rain),
-            "index": (("index",), np.arange(count)),
-        }
-        write_netcdf(folder / f"tweets_{number:02d}.nc", {"index": count}, variables)
+def write_lookalike(folder: Path, size: str, seed: int, number: int) -> int:
+    """Write file ``number``: texts whose words tell of the weather nine times out of ten. Its bytes."""
+    _, count = LOOKALIKE[size]
+    rng = np.random.default_rng([seed, number])
+    raining = rng.random(count) < 0.5
+    told = raining ^ (rng.random(count) < 0.1)
+    texts = [" ".join([*rng.choice(_FILLER, 3), rng.choice(_WET if wet else _DRY), *rng.choice(_FILLER, 2)]) for wet in told]
+    rain = np.where(raining, rng.gamma(1.0, 1e-3, count) + 1e-6, 0).astype(np.float32)
+    variables = {
+        "text_normalized": (("index",), np.array(texts)),
+        "tp_h": (("index",), rain),
+        "index": (("index",), np.arange(count)),
+    }
+    return write_netcdf(folder / f"tweets_{number:02d}.nc", {"index": count}, variables)
 
 
 def _stratified(labels: np.ndarray[Any, Any], split: Split) -> np.ndarray[Any, Any]:
