@@ -15,8 +15,9 @@ import zstandard
 
 from caraml.base.errors import InputError
 from caraml.workloads.gpt.documents import read_documents, text_files
-from caraml.workloads.gpt.text import END_OF_TEXT, PreparedText, default_text_corpus, load_tokenizer, prepare_text, standard_library_sources
+from caraml.workloads.gpt.text import END_OF_TEXT, PreparedText, default_text_corpus, prepare_text, standard_library_sources
 from caraml.workloads.gpt.tokens import IndexedTokens
+from caraml.workloads.pretrained import load_tokenizer
 
 GPT2 = Path(__file__).parents[3] / "shared" / "data" / "gpt2-tokenizer"
 TEXTS = [f"Document {i}: the quick brown fox, {'über ' * (i % 7)}\n  and 𝄞 line two.\r\n" for i in range(40)]

@@ -38,8 +38,9 @@ from caraml.system.detect import detect
 from caraml.system.model import CATALOG as SYSTEMS
 from caraml.workloads import params_of
 from caraml.workloads.gpt.documents import read_documents
-from caraml.workloads.gpt.text import PreparedText, load_tokenizer, prepare_text
+from caraml.workloads.gpt.text import PreparedText, prepare_text
 from caraml.workloads.gpt.tokens import bin_path, idx_path
+from caraml.workloads.pretrained import load_tokenizer
 from caraml.workloads.question_answering.data import generate_squad, read_squad
 from tests.conftest import MakePoint
 from tests.hostile.damage import FUZZ, Edit, damaged, edits, refuses_damage

@@ -23,12 +23,13 @@ import zstandard
 from caraml.base import limits
 from caraml.data.staging import stage
 from caraml.workloads.gpt.documents import read_documents
-from caraml.workloads.gpt.text import PreparedText, load_tokenizer, prepare_text
+from caraml.workloads.gpt.text import PreparedText, prepare_text
 from caraml.workloads.image_classification.decode import central_crop, decode_crop
 from caraml.workloads.image_classification.images import ImageSamples
 from caraml.workloads.image_classification.packed import LmdbStore, TarStore
 from caraml.workloads.image_classification.store import FolderStore
 from caraml.workloads.image_compression.training import mnist
+from caraml.workloads.pretrained import load_tokenizer
 from caraml.workloads.question_answering.data import read_squad
 from tests.security.taken import taken
 

@@ -24,7 +24,7 @@ from caraml.base.errors import CaramlError
 from caraml.base.locks import Lock
 from caraml.cli import app
 from caraml.data.store import only_writer, refuse_unfinished
-from caraml.workloads.gpt.lookalike import grow_text
+from caraml.workloads.gpt.text import grow_text
 from caraml.workloads.gpt.tokens import IndexedTokens, TokenSamples
 from caraml.workloads.image_classification.store import FolderStore, grow_image_folder
 from caraml.workloads.weather import ensemble_postprocessing as ensemble

@@ -173,7 +173,7 @@ def prepare_text(  # noqa: PLR0917 -- options, which nobody gives by position
 ) -> None:
     """Tokenise documents into Megatron's indexed format; with --gigabytes, draw them anew until there are as many tokens."""
     from caraml.data.store import only_writer
-    from caraml.workloads.gpt.lookalike import grow_text
+    from caraml.workloads.gpt.text import grow_text
     from caraml.workloads.gpt.text import prepare_text as prepare
 
     limits = {"most_documents": documents, "most_tokens": tokens}

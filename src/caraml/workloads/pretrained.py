@@ -6,6 +6,8 @@ fast and gives the wrong quality.
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import pickle
 from collections.abc import Mapping
@@ -13,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caraml.base.errors import InputError, in_a_line, nearest
-from caraml.base.limits import read_json, too_large
+from caraml.base.limits import GROWTH, TOKENIZER, TOKENIZER_VALUES, VOCABULARY, counted, read_bytes, read_json, too_large
 
 if TYPE_CHECKING:
     import torch
+    from tokenizers import Tokenizer
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 TOKENIZERS = ("tokenizer.json", "vocab.txt")
@@ -29,6 +32,8 @@ _ROOM = 1 << 30
 _OLD = {".gamma": ".weight", ".beta": ".bias"}
 """Endings of names in checkpoints that were converted from TensorFlow."""
 _MOST_NAMED = 2
+_CHARACTER = 4
+"""Bytes of a character at most."""
 _AS_TENSORS = "write them as model.safetensors, with save_pretrained(FOLDER) where the model comes from"
 
 
@@ -142,3 +147,105 @@ def find_tokenizer(folder: Path, names: tuple[str, ...] = TOKENIZERS) -> Path:
         hint = f'where sentencepiece is installed: python -c "{convert}"' if any(folder.glob("sp*.model")) else None
         raise InputError(f"{folder}: found no {' or '.join(names)}; expected the tokenizer of the weights", hint)
     return path
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a ``tokenizer.json``, or of a folder with one or with ``vocab.json`` and ``merges.txt``, which Megatron-LM's users
+    have as ``gpt2-vocab.json`` and ``gpt2-merges.txt``.
+
+    Raises:
+        InputError: if there is none, or it cannot be read.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    single = path / "tokenizer.json" if path.is_dir() else path
+    named = "" if (path / "vocab.json").is_file() else "gpt2-"
+    vocab, merges = path / f"{named}vocab.json", path / f"{named}merges.txt"
+    if single.is_file():
+        content = _tokenizer_json(single)
+        try:
+            encoder = Tokenizer.from_str(content.decode())
+        except Exception as error:  # the library raises nothing narrower
+            hint = "give a tokenizer.json as the package tokenizers writes it, or a folder with vocab.json and merges.txt"
+            raise InputError(f"{single}: not a tokenizer: {in_a_line(error)}", hint) from error
+        _refuse_growth(encoder, single)
+        encoder.no_padding()  # what they say of lengths is for other uses: a file could ask for any
+        encoder.no_truncation()
+        return encoder
+    if not (vocab.is_file() and merges.is_file()):
+        raise InputError(f"{path}: found no tokenizer; expected a tokenizer.json, or a folder with one or with vocab.json and merges.txt")
+    ids = _read_vocabulary(vocab)
+    encoder = Tokenizer(models.BPE(vocab=ids, merges=_read_merges(merges, ids)))
+    encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    encoder.decoder = decoders.ByteLevel()
+    return encoder
+
+
+def _refuse_growth(encoder: Tokenizer, path: Path) -> None:
+    """Raise ``InputError`` for a tokenizer with more tokens than are read, or that would make a text many times as long."""
+    if (tokens := encoder.get_vocab_size(with_added_tokens=True)) > VOCABULARY:
+        raise too_large(path, tokens, VOCABULARY, "tokens")
+    parts = [json.loads(encoder.normalizer.__getstate__())] if encoder.normalizer is not None else []
+    growth = 1
+    for part in parts:
+        parts += part.get("normalizers", [])
+        growth *= 1 + len(part.get("prepend", ""))
+        if "content" in part:
+            replaced = len(part["pattern"].get("String", "")) or 1  # an expression may match one character, or none
+            growth *= max(1, len(part["content"]) // replaced)
+        longest = max(map(len, _charsmap(part["precompiled_charsmap"]))) if part.get("precompiled_charsmap") else 1
+        growth *= max(1, longest // _CHARACTER)
+    if growth > GROWTH:
+        raise too_large(path, growth, GROWTH, "times the length of a text after its normalizers", "allowed")
+
+
+def _charsmap(coded: str) -> list[bytes]:
+    """The replacements in a map of sentencepiece: after the size of a trie and the trie, each ended by a zero."""
+    content = base64.b64decode(coded)
+    return content[4 + int.from_bytes(content[:4], "little") :].split(b"\0")
+
+
+def _tokenizer_json(path: Path) -> bytes:
+    try:
+        return counted(read_bytes(path, TOKENIZER), path, TOKENIZER_VALUES)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read as JSON ({error})") from error
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of bounded size. Raises ``InputError`` for anything else."""
+    try:
+        table = json.loads(_tokenizer_json(path).decode())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(table, dict):
+        raise InputError(f"{path}: found {type(table).__name__}; expected a table")
+    return table
+
+
+def _read_vocabulary(path: Path) -> dict[str, int]:
+    ids = read_table(path)
+    if len(ids) > VOCABULARY:
+        raise too_large(path, len(ids), VOCABULARY, "tokens")
+    for token, number in ids.items():
+        if not isinstance(number, int) or not 0 <= number < 2**31:
+            raise InputError(f"{path}: id of {token[:80]!r}: found {str(number)[:80]}; expected a whole number from 0 to 2147483647")
+    return ids
+
+
+def _read_merges(path: Path, ids: dict[str, int]) -> list[tuple[str, str]]:
+    """The pairs of GPT-2's ``merges.txt``: two tokens a line, best first, after a line ``#version``."""
+    merges: list[tuple[str, str]] = []
+    for number, line in enumerate(io.BytesIO(read_bytes(path, TOKENIZER)), start=1):
+        text = line.decode(errors="replace").removesuffix("\n")
+        if not text or text.startswith("#version"):
+            continue
+        left, _, right = text.partition(" ")
+        if not {left, right, left + right} <= ids.keys():
+            raise InputError(
+                f"{path}, line {number}: found {text[:80]!r}; expected two tokens that are in the vocabulary, as is their union"
+            )
+        merges.append((left, right))
+        if len(merges) > TOKENIZER_VALUES:
+            raise too_large(path, len(merges), TOKENIZER_VALUES, "merges")
+    return merges

@@ -1,4 +1,5 @@
-"""From text to a tokenised corpus: read documents, tokenise them by byte-level BPE, write the indexed format.
+"""From text to a tokenised corpus: read documents, tokenise them by byte-level BPE, write the indexed format; of any size where they are
+drawn anew as often as it takes.
 
 Nothing is downloaded. A tokenizer is a folder that the user has, or is trained on the text itself; the default text is
 the source code of the Python standard library, which every machine that runs CARAML has.
@@ -6,9 +7,7 @@ the source code of the Python standard library, which every machine that runs CA
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import io
 import itertools
 import json
 import os
@@ -16,17 +15,21 @@ import platform
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line
-from caraml.base.files import write_file
+from caraml.base.files import replacing, write_at, write_file
 from caraml.base.format import count
-from caraml.base.limits import GROWTH, TOKENIZER, TOKENIZER_VALUES, VOCABULARY, counted, read_bytes, too_large
-from caraml.data.store import make_parent, prepared_once
+from caraml.data.store import Tell, begin, finish, grow, make_parent, marks_beside, prepared_once
 from caraml.workloads.gpt.documents import read_documents, text_files
-from caraml.workloads.gpt.tokens import IndexedTokensWriter, idx_path
+from caraml.workloads.gpt.tokens import IndexedTokens, IndexedTokensWriter, bin_path, idx_path, write_index
+from caraml.workloads.pretrained import load_tokenizer, read_table
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -35,8 +38,6 @@ END_OF_TEXT = "<|endoftext|>"
 DEFAULT_VOCAB_SIZE = 8192
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
 META_SCHEMA = 1
-_CHARACTER = 4
-"""Bytes of a character at most."""
 _SMALLEST_VOCAB_SIZE = 257
 """256 bytes and the end of text: byte-level BPE cannot do with less."""
 _TRAINING_BYTES = 64 * 2**20
@@ -79,7 +80,7 @@ class PreparedText:
         """
         path = meta_path(prefix)
         hint = "prepare the text with `caraml data prepare text`"
-        meta = _read_table(path)
+        meta = read_table(path)
         if meta.get("schema") != META_SCHEMA:
             raise InputError(f"{path}: schema: found {meta.get('schema')!r}; expected {META_SCHEMA}", hint)
         for field in ("documents", "tokens", "vocab_size", "end_of_text"):
@@ -233,107 +234,6 @@ def default_text_corpus(vocab_size: int = DEFAULT_VOCAB_SIZE) -> PreparedText:
     return PreparedText.read(prepared_once(key, lambda folder: prepare_text(sources, folder / "corpus", vocab_size=vocab_size)) / "corpus")
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a ``tokenizer.json``, or of a folder with one or with ``vocab.json`` and ``merges.txt``, which Megatron-LM's users
-    have as ``gpt2-vocab.json`` and ``gpt2-merges.txt``.
-
-    Raises:
-        InputError: if there is none, or it cannot be read.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    single = path / "tokenizer.json" if path.is_dir() else path
-    named = "" if (path / "vocab.json").is_file() else "gpt2-"
-    vocab, merges = path / f"{named}vocab.json", path / f"{named}merges.txt"
-    if single.is_file():
-        content = _tokenizer_json(single)
-        try:
-            encoder = Tokenizer.from_str(content.decode())
-        except Exception as error:  # the library raises nothing narrower
-            hint = "give a tokenizer.json as the package tokenizers writes it, or a folder with vocab.json and merges.txt"
-            raise InputError(f"{single}: not a tokenizer: {in_a_line(error)}", hint) from error
-        _refuse_growth(encoder, single)
-        encoder.no_padding()  # what they say of lengths is for other uses: a file could ask for any
-        encoder.no_truncation()
-        return encoder
-    if not (vocab.is_file() and merges.is_file()):
-        raise InputError(f"{path}: found no tokenizer; expected a tokenizer.json, or a folder with one or with vocab.json and merges.txt")
-    ids = _read_vocabulary(vocab)
-    encoder = Tokenizer(models.BPE(vocab=ids, merges=_read_merges(merges, ids)))
-    encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    encoder.decoder = decoders.ByteLevel()
-    return encoder
-
-
-def _refuse_growth(encoder: Tokenizer, path: Path) -> None:
-    """Raise ``InputError`` for a tokenizer with more tokens than are read, or that would make a text many times as long."""
-    if (tokens := encoder.get_vocab_size(with_added_tokens=True)) > VOCABULARY:
-        raise too_large(path, tokens, VOCABULARY, "tokens")
-    parts = [json.loads(encoder.normalizer.__getstate__())] if encoder.normalizer is not None else []
-    growth = 1
-    for part in parts:
-        parts += part.get("normalizers", [])
-        growth *= 1 + len(part.get("prepend", ""))
-        if "content" in part:
-            replaced = len(part["pattern"].get("String", "")) or 1  # an expression may match one character, or none
-            growth *= max(1, len(part["content"]) // replaced)
-        longest = max(map(len, _charsmap(part["precompiled_charsmap"]))) if part.get("precompiled_charsmap") else 1
-        growth *= max(1, longest // _CHARACTER)
-    if growth > GROWTH:
-        raise too_large(path, growth, GROWTH, "times the length of a text after its normalizers", "allowed")
-
-
-def _charsmap(coded: str) -> list[bytes]:
-    """The replacements in a map of sentencepiece: after the size of a trie and the trie, each ended by a zero."""
-    content = base64.b64decode(coded)
-    return content[4 + int.from_bytes(content[:4], "little") :].split(b"\0")
-
-
-def _tokenizer_json(path: Path) -> bytes:
-    try:
-        return counted(read_bytes(path, TOKENIZER), path, TOKENIZER_VALUES)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read as JSON ({error})") from error
-
-
-def _read_table(path: Path) -> dict[str, Any]:
-    try:
-        table = json.loads(_tokenizer_json(path).decode())
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read as JSON ({error})") from error
-    if not isinstance(table, dict):
-        raise InputError(f"{path}: found {type(table).__name__}; expected a table")
-    return table
-
-
-def _read_vocabulary(path: Path) -> dict[str, int]:
-    ids = _read_table(path)
-    if len(ids) > VOCABULARY:
-        raise too_large(path, len(ids), VOCABULARY, "tokens")
-    for token, number in ids.items():
-        if not isinstance(number, int) or not 0 <= number < 2**31:
-            raise InputError(f"{path}: id of {token[:80]!r}: found {str(number)[:80]}; expected a whole number from 0 to 2147483647")
-    return ids
-
-
-def _read_merges(path: Path, ids: dict[str, int]) -> list[tuple[str, str]]:
-    """The pairs of GPT-2's ``merges.txt``: two tokens a line, best first, after a line ``#version``."""
-    merges: list[tuple[str, str]] = []
-    for number, line in enumerate(io.BytesIO(read_bytes(path, TOKENIZER)), start=1):
-        text = line.decode(errors="replace").removesuffix("\n")
-        if not text or text.startswith("#version"):
-            continue
-        left, _, right = text.partition(" ")
-        if not {left, right, left + right} <= ids.keys():
-            raise InputError(
-                f"{path}, line {number}: found {text[:80]!r}; expected two tokens that are in the vocabulary, as is their union"
-            )
-        merges.append((left, right))
-        if len(merges) > TOKENIZER_VALUES:
-            raise too_large(path, len(merges), TOKENIZER_VALUES, "merges")
-    return merges
-
-
 def _train_tokenizer(documents: Iterator[str], vocab_size: int) -> Tokenizer:
     """A byte-level BPE as GPT-2's, with the end-of-text token as id 0."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -395,3 +295,73 @@ def meta_path(prefix: Path) -> Path:
 def tokenizer_path(prefix: Path) -> Path:
     """The tokenizer of the corpus ``prefix``."""
     return prefix.with_name(prefix.name + ".tokenizer.json")
+
+
+_PART = 2**21
+"""Tokens that one process writes before it notes that they are done: 4 MB, or 8 MB of a large vocabulary."""
+_LOOKALIKE_VERSION = 1
+"""Raised when the same arguments would give other tokens."""
+
+
+def grow_text(  # noqa: PLR0917 -- as prepare_text, with a size and somebody to tell
+    inputs: Sequence[Path],
+    out: Path,
+    gigabytes: float,
+    tokenizer: Path | None,
+    vocab_size: int,
+    text_key: str,
+    tell: Tell = lambda done, of: None,
+) -> PreparedText:
+    """Write the corpus ``out`` of ``gigabytes`` (1e9 bytes) of tokens, several parts at a time; the same call goes on after an end.
+
+    Its documents are those of ``inputs``, without any of the standard library's sources, drawn with replacement. The last of each part
+    is cut off, so that all parts have the same number of tokens.
+
+    Raises:
+        InputError: as :func:`prepare_text` and :func:`~caraml.data.store.begin`.
+        EnvironmentUnfitError: the disk has no room for all of it.
+    """
+    marks, tokens = marks_beside(out), bin_path(out)
+    plan = {
+        **{"kind": "text", "inputs": [str(path) for path in inputs], "gigabytes": gigabytes, "version": _LOOKALIKE_VERSION},
+        **{"tokenizer": str(tokenizer) if tokenizer else None, "vocab_size": vocab_size, "text_key": text_key},
+    }
+    begin(tokens, marks, plan)
+    if not inputs:
+        base = default_text_corpus(vocab_size)
+    elif idx_path(marks / "base").exists():
+        base = PreparedText.read(marks / "base")
+    else:
+        base = prepare_text(inputs, marks / "base", tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key)
+    sizes = grow(marks, gigabytes, partial(_write_part, base.prefix, tokens, base.end_of_text), tell)
+    corpus = IndexedTokens(base.prefix)
+    lengths = np.concatenate([_drawn(corpus, number)[1] for number in range(len(sizes))])
+    write_file(tokenizer_path(out), base.tokenizer.read_text(encoding="utf-8"))
+    provenance = {**base.provenance, "lookalike": plan, "bytes": sum(sizes)}
+    counts = {"documents": len(lengths), "tokens": int(lengths.sum()), "vocab_size": base.vocab_size, "end_of_text": base.end_of_text}
+    write_file(meta_path(out), json.dumps({"schema": META_SCHEMA, **counts, "provenance": provenance}, indent=2) + "\n")
+    with replacing(idx_path(out)) as file:
+        write_index(file, lengths, corpus.index.dtype)
+    finish(marks)
+    return PreparedText.read(out)
+
+
+def _drawn(corpus: IndexedTokens, number: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Which documents of ``corpus`` are in a part, and how many tokens of each, together :data:`_PART`."""
+    rng, lengths = np.random.default_rng([0, number]), np.asarray(corpus.index.lengths, dtype=np.int64)
+    chosen = np.empty(0, np.int64)
+    while lengths[chosen].sum() < _PART:
+        chosen = np.concatenate([chosen, rng.integers(len(lengths), size=_PART // max(int(lengths.mean()), 1) + 1)])
+    ends = np.cumsum(lengths[chosen])
+    last = int(np.searchsorted(ends, _PART))
+    taken = lengths[chosen[: last + 1]]
+    taken[-1] -= ends[last] - _PART
+    return chosen[: last + 1], taken
+
+
+def _write_part(base: Path, out: Path, end_of_text: int, number: int) -> int:
+    corpus = IndexedTokens(base)
+    part = np.concatenate([corpus[int(document)][:length] for document, length in zip(*_drawn(corpus, number), strict=True)])
+    part[-1] = end_of_text
+    write_at(out, number * part.nbytes, part.tobytes())
+    return part.nbytes

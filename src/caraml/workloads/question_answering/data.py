@@ -30,6 +30,7 @@ from caraml.base.limits import SQUAD, SQUAD_OBJECTS, SQUAD_TEXT, SQUAD_VALUES, T
 from caraml.base.packed import unpacking
 from caraml.data.loader import Synthetic
 from caraml.data.store import prepared_once
+from caraml.workloads.pretrained import load_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import BertWordPieceTokenizer, Encoding, Tokenizer
@@ -122,8 +123,6 @@ def train_word_pieces(path: Path, vocabulary: int) -> Path:
 def _words(vocabulary: Path) -> BertWordPieceTokenizer | Tokenizer:
     """The tokenizer of a ``tokenizer.json``, or of a ``vocab.txt`` in lower case, unless ``tokenizer_config.json`` says otherwise."""
     if vocabulary.suffix == ".json":
-        from caraml.workloads.gpt.text import load_tokenizer
-
         return load_tokenizer(vocabulary)
     from tokenizers import BertWordPieceTokenizer
 

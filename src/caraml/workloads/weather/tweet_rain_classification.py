@@ -21,7 +21,7 @@ from caraml.base.format import count
 from caraml.workloads import make_torchvision_importable
 from caraml.workloads.base import BuildContext, Task, counted_facts, given_path
 from caraml.workloads.flops import forward_and_training_flops
-from caraml.workloads.pretrained import find_tokenizer, load_weights, read_config
+from caraml.workloads.pretrained import find_tokenizer, load_tokenizer, load_weights, read_config
 from caraml.workloads.weather import TweetParams, check_files, open_input
 from caraml.workloads.weather.netcdf import Layout, NetcdfFiles, find_files, write_netcdf
 from caraml.workloads.weather.samples import Sample, Split, WeatherSamples, complete
@@ -93,8 +93,6 @@ def word_ids(text: str, length: int, vocabulary: int) -> np.ndarray[Any, np.dtyp
 
 def pieces_of(folder: Path, vocabulary: int) -> Tokenizer:
     """The tokenizer of a folder of trained weights. Raises ``InputError`` where there is none, or its words are not the network's."""
-    from caraml.workloads.gpt.text import load_tokenizer
-
     path = find_tokenizer(folder, ("tokenizer.json",))
     pieces = load_tokenizer(path)
     if (words := pieces.get_vocab_size()) > vocabulary or pieces.token_to_id("[PAD]") != 0:
