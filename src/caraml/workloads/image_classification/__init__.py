@@ -166,8 +166,7 @@ def build(ctx: BuildContext[Params]) -> Task:
     from torch.nn import functional as F
 
     from caraml.workloads.flops import SGD_MOMENTUM
-    from caraml.workloads.image_classification.images import normalize_images
-    from caraml.workloads.image_classification.span_norm import share_batch_norm
+    from caraml.workloads.image_classification.images import normalize_images, share_batch_norm
 
     params = ctx.params
     if ctx.world % params.bn_span:
