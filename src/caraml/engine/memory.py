@@ -110,8 +110,8 @@ def _masks(point: Point, length: int) -> int:
 
 def _layer_parameters(config: GPTConfig, tp: int) -> int:
     """Parameters of one layer on a device: matrices and the biases of those divided by columns are shared, the rest is not."""
-    C, bias = config.width, int(config.bias)
-    return (12 * C * C + bias * 7 * C) // tp + 2 * C * (1 + bias) + bias * 2 * C
+    C = config.width
+    return (12 * C * C + 7 * C) // tp + 4 * C + 2 * C
 
 
 def _end_parameters(config: GPTConfig, tp: int, first: bool, last: bool) -> int:
@@ -120,7 +120,7 @@ def _end_parameters(config: GPTConfig, tp: int, first: bool, last: bool) -> int:
     if first and config.positions == "learned":
         count += config.sequence_length * config.width
     if last:
-        count += config.width * (1 + int(config.bias)) + (0 if config.tied_head and first else words)
+        count += 2 * config.width + (0 if config.tied_head and first else words)
     return count
 
 
@@ -222,7 +222,7 @@ def _run(
         return (lambda: block(x, rotary)), (block, x, rotary)
 
     def end() -> tuple[object, object]:
-        norm, head = Norm(C, bias=config.bias), nn.Linear(C, config.vocab_size // tp, bias=False)
+        norm, head = Norm(C), nn.Linear(C, config.vocab_size // tp, bias=False)
         x = torch.empty(micro_batch, T // part, C, requires_grad=True, dtype=stream)
         targets = torch.zeros(micro_batch, T, dtype=torch.int64)
 
@@ -262,9 +262,9 @@ def _shared(block: Block, config: GPTConfig, tp: int, part: int) -> Block:
     """The block as one of ``tp`` devices has it; with sequence parallelism, hidden states come in parts, gathered for the matrices."""
     if tp == 1:
         return block
-    C, bias = config.width, config.bias
-    block.attention.qkv, block.attention.out = nn.Linear(C, 3 * C // tp, bias=bias), nn.Linear(C // tp, C, bias=bias)
-    block.mlp_up, block.mlp_down = nn.Linear(C, 4 * C // tp, bias=bias), nn.Linear(4 * C // tp, C, bias=bias)
+    C = config.width
+    block.attention.qkv, block.attention.out = nn.Linear(C, 3 * C // tp), nn.Linear(C // tp, C)
+    block.mlp_up, block.mlp_down = nn.Linear(C, 4 * C // tp), nn.Linear(4 * C // tp, C)
     if part > 1:
         for inward in (block.attention.qkv, block.mlp_up):
             inward.register_forward_pre_hook(lambda module, given: (torch.cat([given[0]] * part, dim=1),))

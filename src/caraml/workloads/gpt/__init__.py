@@ -355,10 +355,10 @@ def network_traffic(config: GPTConfig) -> Traffic:
 
 def config_of(params: Params, knobs: Knobs | None = None) -> GPTConfig:
     """The network's sizes."""
-    from caraml.workloads.gpt.model import GPTConfig, padded_vocabulary
+    from caraml.workloads.gpt.model import GPTConfig
 
     return GPTConfig(
-        vocab_size=padded_vocabulary(params.vocab_size),
+        vocab_size=params.model_shape().vocabulary,
         sequence_length=params.sequence_length,
         width=params.width,
         layers=params.layers,

@@ -109,7 +109,6 @@ class MegatronGPT(nn.Module):
             num_attention_heads=config.heads,
             tensor_model_parallel_size=tp,
             activation_func=functools.partial(F.gelu, approximate="tanh"),
-            add_bias_linear=config.bias,
             use_cpu_initialization=True,  # the other way needs the library's own random states; it also tells which parameters are parts
             hidden_dropout=0.0,
             attention_dropout=0.0,

@@ -174,29 +174,16 @@ class GPTConfig:
     positions: Literal["learned", "rotary"] = "learned"
     tied_head: bool = True
     """Whether the output head is the embedding's transpose, as in GPT-2."""
-    bias: bool = True
     recompute: Recompute = "off"
     half_residual: bool = False
     """Whether hidden states between the layers have autocast's type instead of float32."""
-
-    def __post_init__(self) -> None:
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not divisible by {self.heads} heads")
-        if self.positions == "rotary" and self.width // self.heads % 2:
-            raise ValueError(f"rotary positions need an even head width, found {self.width // self.heads}")
-
-
-def padded_vocabulary(size: int) -> int:
-    """``size`` rounded up to a multiple of 64: 50257 -> 50304."""
-    return math.ceil(size / 64) * 64
 
 
 def parameter_count(config: GPTConfig) -> int:
     """Trainable parameters in closed form; a tied head counts once."""
     C, L = config.width, config.layers
-    bias = int(config.bias)
-    norm = C * (1 + bias)
-    block = 2 * norm + 12 * C * C + bias * (3 + 1 + 4 + 1) * C
+    norm = 2 * C
+    block = 2 * norm + 12 * C * C + (3 + 1 + 4 + 1) * C
     embeddings = config.vocab_size * C * (1 if config.tied_head else 2)
     positions = config.sequence_length * C if config.positions == "learned" else 0
     return embeddings + positions + L * block + norm
@@ -271,8 +258,8 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.head_width = config.width // config.heads
-        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.bias)
-        self.out = nn.Linear(config.width, config.width, bias=config.bias)
+        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.out = nn.Linear(config.width, config.width)
         self.attend: Attend = causal_attention
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -292,7 +279,7 @@ class Norm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
-        return F.layer_norm(x, self.normalized_shape, self.weight.float(), None if self.bias is None else self.bias.float(), self.eps)
+        return F.layer_norm(x, self.normalized_shape, self.weight.float(), self.bias.float(), self.eps)
 
 
 class Block(nn.Module):
@@ -300,12 +287,12 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        C, bias = config.width, config.bias
-        self.norm_attention = Norm(C, bias=bias)
+        C = config.width
+        self.norm_attention = Norm(C)
         self.attention = Attention(config)
-        self.norm_mlp = Norm(C, bias=bias)
-        self.mlp_up = nn.Linear(C, 4 * C, bias=bias)
-        self.mlp_down = nn.Linear(4 * C, C, bias=bias)
+        self.norm_mlp = Norm(C)
+        self.mlp_up = nn.Linear(C, 4 * C)
+        self.mlp_down = nn.Linear(4 * C, C)
         self._recompute = config.recompute
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -334,7 +321,7 @@ def chunked_loss(head: nn.Linear, hidden: Tensor, targets: Tensor) -> Tensor:
 class GPT(nn.Module):
     """The network, or a range of its layers: the embedding belongs to the first, final norm and head to the last.
 
-    ``forward`` gives the loss, or the hidden states where the range does not reach the end; ``logits`` gives the words.
+    ``forward`` gives the loss, or the hidden states where the range does not reach the end.
     """
 
     cos: Tensor
@@ -348,7 +335,7 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, C) if first else None
         self.positions = nn.Embedding(config.sequence_length, C) if first and config.positions == "learned" else None
         self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in layers})
-        self.norm = Norm(C, bias=config.bias) if last else None
+        self.norm = Norm(C) if last else None
         self.head = nn.Linear(C, config.vocab_size, bias=False) if last else None
         self.loss: Loss = chunked_loss
         self.places: Tensor | None = None
@@ -357,7 +344,9 @@ class GPT(nn.Module):
             self.register_buffer("cos", torch.empty(config.sequence_length, C // config.heads), persistent=False)
             self.register_buffer("sin", torch.empty(config.sequence_length, C // config.heads), persistent=False)
         self.complete()
-        self.initialise(torch.initial_seed())
+        for name, parameter in self.named_parameters():
+            if not parameter.is_meta:
+                parameter.data.copy_(initial_value(config, torch.initial_seed(), name, parameter.shape, parameter.device))
 
     def complete(self) -> None:
         """Make the head the embedding's transpose where it is, and fill the rotary tables: what moving a model to a device undoes."""
@@ -378,12 +367,6 @@ class GPT(nn.Module):
             assert isinstance(block, Block)
             block.attention.attend = attend
 
-    def initialise(self, seed: int) -> None:
-        """Give every parameter its starting value."""
-        for name, parameter in self.named_parameters():
-            if not parameter.is_meta:
-                parameter.data.copy_(initial_value(self.config, seed, name, parameter.shape, parameter.device))
-
     def hidden(self, x: Tensor) -> Tensor:
         """States behind the last layer held: tokens (B, T) int64, or states (B, T, C) of the layer before -> (B, T, C)."""
         rotary = None
@@ -398,11 +381,6 @@ class GPT(nn.Module):
         for block in self.blocks.values():
             x = block(x, rotary)
         return x if self.norm is None else self.norm(x)
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """Scores of the next word: tokens (B, T) -> (B, T, V)."""
-        assert self.head is not None
-        return self.head(self.hidden(tokens))
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """Mean cross-entropy in nats: tokens (B, T) and targets (B, T), both int64 -> scalar. Without the last layer, hidden states."""
