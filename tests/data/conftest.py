@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import caraml
-from caraml.workloads.image_classification.store import ImageFolderFacts, generate_image_folder
+from caraml.workloads.image_classification.store import generate_image_folder
 
 Run = Callable[..., subprocess.Popen[str]]
 
@@ -47,7 +47,7 @@ def run_python(start_python: Run) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def image_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ImageFolderFacts]:
-    """A generated folder of 4 classes with 50 images each, and the facts that the generator gave."""
+def image_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, int]:
+    """A generated folder of 4 classes with 50 images each, how many these are, and their bytes."""
     root = tmp_path_factory.mktemp("images") / "folder"
-    return root, generate_image_folder(root, classes=4, images_per_class=50, seed=1)
+    return root, *generate_image_folder(root, classes=4, images_per_class=50, seed=1)

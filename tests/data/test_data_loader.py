@@ -22,7 +22,7 @@ from caraml.base.errors import InputError
 from caraml.data.loader import EndlessBatches, default_workers, device_batches, stream, to_device
 from caraml.workloads.gpt.tokens import IndexedTokens, IndexedTokensWriter, TokenSamples, synthetic_tokens
 from caraml.workloads.image_classification.images import ImageSamples, synthetic_images
-from caraml.workloads.image_classification.store import FolderStore, ImageFolderFacts
+from caraml.workloads.image_classification.store import FolderStore
 
 
 class Positions(torch.utils.data.Dataset[int]):
@@ -101,7 +101,7 @@ def test_the_order_is_a_function_of_seed_and_epoch_and_not_of_the_workers() -> N
 
 
 def test_random_crops_repeat_with_the_seed_and_leave_the_models_random_numbers_alone(
-    image_folder: tuple[Path, ImageFolderFacts],
+    image_folder: tuple[Path, int, int],
 ) -> None:
     samples = ImageSamples(FolderStore(image_folder[0]), 32)
     for workers in (0, 1):
@@ -121,7 +121,7 @@ def test_random_crops_repeat_with_the_seed_and_leave_the_models_random_numbers_a
             assert torch.equal(torch.rand(3), expected)
 
 
-def test_crops_do_not_depend_on_the_number_of_workers_and_differ_between_epochs(image_folder: tuple[Path, ImageFolderFacts]) -> None:
+def test_crops_do_not_depend_on_the_number_of_workers_and_differ_between_epochs(image_folder: tuple[Path, int, int]) -> None:
     def epochs(workers: int) -> list[list[torch.Tensor]]:
         samples = ImageSamples(FolderStore(image_folder[0]), 32, seed=3)
         samples.store._paths, samples.store.labels = samples.store._paths[::25], samples.store.labels[::25]  # type: ignore[attr-defined]
@@ -140,14 +140,14 @@ def test_no_accumulated_step_reaches_over_the_end_of_an_epoch() -> None:
     assert all(len(set(itertools.chain(*epoch))) == 6 for epoch in (taken[:3], taken[3:]))
 
 
-def test_two_ranks_crop_differently(image_folder: tuple[Path, ImageFolderFacts]) -> None:
+def test_two_ranks_crop_differently(image_folder: tuple[Path, int, int]) -> None:
     samples = ImageSamples(FolderStore(image_folder[0]), 32)
     samples.store._paths, samples.store.labels = samples.store._paths[:1] * 8, samples.store.labels[:8]  # one image: only the crops differ
     first, second = (next(stream(samples, 4, workers=0, rank=rank, world_size=2))[0] for rank in (0, 1))
     assert not torch.equal(first, second)
 
 
-def test_batches_have_the_promised_shapes(tmp_path: Path, image_folder: tuple[Path, ImageFolderFacts]) -> None:
+def test_batches_have_the_promised_shapes(tmp_path: Path, image_folder: tuple[Path, int, int]) -> None:
     with IndexedTokensWriter(tmp_path / "x", 500) as writer:
         writer.add(np.arange(481) % 500)
     with stream(TokenSamples(IndexedTokens(tmp_path / "x"), 16), 3, workers=1) as batches:

@@ -206,8 +206,7 @@ def prepare_images(
         with only_writer(out):
             images, written = grow_image_folder(out, gigabytes, classes, seed, _tell)
     else:
-        done = generate_image_folder(out, classes, per_class, seed)
-        images, written = done.images, done.bytes
+        images, written = generate_image_folder(out, classes, per_class, seed)
     say(f"{out}: {images:,} images in {classes:,} classes, {written:,} bytes")
 
 

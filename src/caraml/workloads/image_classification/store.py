@@ -17,7 +17,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -54,20 +53,8 @@ _BEYOND = 64
 """Blocks after the last in which images may lie that an ended run began: more than are written at the same time."""
 
 
-@dataclass(frozen=True)
-class ImageFolderFacts:
-    """What was generated: counts, the sum of file sizes in bytes, and the mean width and height in pixels."""
-
-    classes: int
-    images: int
-    bytes: int
-    mean_width: float
-    mean_height: float
-    seed: int
-
-
-def generate_image_folder(root: Path, classes: int, images_per_class: int, seed: int = 0) -> ImageFolderFacts:
-    """Write ``classes * images_per_class`` JPEGs to the new folder ``root``, whole or not at all.
+def generate_image_folder(root: Path, classes: int, images_per_class: int, seed: int = 0) -> tuple[int, int]:
+    """Write ``classes * images_per_class`` JPEGs to the new folder ``root``, whole or not at all; the images and their bytes.
 
     The same arguments give the same pixels on every machine with the same Pillow and NumPy.
 
@@ -79,7 +66,8 @@ def generate_image_folder(root: Path, classes: int, images_per_class: int, seed:
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise InputError(f"{root}: exists already; expected a new or empty folder", "remove it or choose another name")
     build_folder(root, lambda folder: _write_images(folder, classes, images_per_class, seed))
-    return ImageFolderFacts(**json.loads((root / FACTS_FILE).read_text(encoding="utf-8")))
+    facts = json.loads((root / FACTS_FILE).read_text(encoding="utf-8"))
+    return facts["images"], facts["bytes"]
 
 
 def grow_image_folder(root: Path, gigabytes: float, classes: int, seed: int = 0, tell: Tell = lambda done, of: None) -> tuple[int, int]:
@@ -105,15 +93,8 @@ def grow_image_folder(root: Path, gigabytes: float, classes: int, seed: int = 0,
 
 def _write_block(root: Path, classes: int, seed: int, number: int) -> int:
     """Write the images of one block, which are those of all classes in turn; their bytes."""
-    texture, written = _texture(seed), 0
-    for image in range(_BLOCK * number, _BLOCK * (number + 1)):
-        index, label = divmod(image, classes)
-        path = _image_path(root, image, classes)
-        path.parent.mkdir(exist_ok=True)
-        path.unlink(missing_ok=True)  # of a block that was not all written
-        _write_image(path, (seed, label, index), classes, texture)
-        written += path.stat().st_size
-    return written
+    texture = _texture(seed)
+    return sum(_write_image(root, classes, seed, texture, image)[2] for image in range(_BLOCK * number, _BLOCK * (number + 1)))
 
 
 def _image_path(root: Path, image: int, classes: int) -> Path:
@@ -142,16 +123,7 @@ def default_image_folder(held_out: bool = False) -> Path:
 
 
 def _write_images(folder: Path, classes: int, images_per_class: int, seed: int) -> None:
-    texture = _texture(seed)
-    digits = len(str(max(classes, images_per_class) - 1))
-    for label in range(classes):
-        (folder / f"class_{label:0{digits}}").mkdir()
-
-    def write(number: int) -> tuple[int, int, int]:
-        label, index = divmod(number, images_per_class)
-        path = folder / f"class_{label:0{digits}}" / f"{index:0{digits}}.jpg"
-        return *_write_image(path, (seed, label, index), classes, texture), path.stat().st_size
-
+    write = partial(_write_image, folder, classes, seed, _texture(seed))
     # Pillow and NumPy release the interpreter's lock in their long loops, so threads are enough.
     with ThreadPoolExecutor(_THREADS) as pool:
         widths, heights, sizes = zip(*pool.map(write, range(classes * images_per_class)), strict=True)
@@ -170,13 +142,17 @@ def _texture(seed: int) -> npt.NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal((_TEXTURE_SIDE, _TEXTURE_SIDE), dtype=np.float32)
 
 
-def _write_image(path: Path, place: tuple[int, int, int], classes: int, texture: npt.NDArray[np.float32]) -> tuple[int, int]:
-    """Write an image by its ``place``, which is seed, class and number in the class; its width and height in pixels."""
-    rng, label = np.random.default_rng(place), place[1]
+def _write_image(root: Path, classes: int, seed: int, texture: npt.NDArray[np.float32], number: int) -> tuple[int, int, int]:
+    """Write an image by its number, which goes through all classes in turn; its width and height in pixels, and its bytes."""
+    index, label = divmod(number, classes)
+    path = _image_path(root, number, classes)
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)  # of a block that was not all written
+    rng = np.random.default_rng((seed, label, index))
     image = _draw_image(rng, label, classes, texture)
     with making(path) as file:
         image.save(file, "JPEG", quality=int(rng.integers(*_QUALITIES)))
-    return image.width, image.height
+    return image.width, image.height, path.stat().st_size
 
 
 def _draw_size(rng: np.random.Generator) -> tuple[int, int]:
