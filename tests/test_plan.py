@@ -95,7 +95,7 @@ def test_plan_refuses_input_that_is_here_and_of_another_kind(tmp_path: Path) -> 
         (tmp_path / "photos" / name).mkdir(parents=True)
     ids = np.arange(5000, dtype=np.int64) % 7
     ids[30] = 5000
-    with IndexedTokensWriter(tmp_path / "corpus", 6000) as writer:
+    with IndexedTokensWriter.at(tmp_path / "corpus", 6000) as writer:
         writer.add(ids)
     for workload, params, told in (
         ("question_answering", '{ weights = "weights" }', "model_type: found 'deberta-v2', expected 'bert'"),

@@ -148,7 +148,7 @@ def test_two_ranks_crop_differently(image_folder: tuple[Path, int, int]) -> None
 
 
 def test_batches_have_the_promised_shapes(tmp_path: Path, image_folder: tuple[Path, int, int]) -> None:
-    with IndexedTokensWriter(tmp_path / "x", 500) as writer:
+    with IndexedTokensWriter.at(tmp_path / "x", 500) as writer:
         writer.add(np.arange(481) % 500)
     with stream(TokenSamples(IndexedTokens(tmp_path / "x"), 16), 3, workers=1) as batches:
         tokens = next(batches)
@@ -216,7 +216,7 @@ def running(pid: int) -> bool:
 
 
 def test_an_error_in_a_worker_arrives_as_the_error_it_is(tmp_path: Path) -> None:
-    with IndexedTokensWriter(tmp_path / "x", 500) as writer:
+    with IndexedTokensWriter.at(tmp_path / "x", 500) as writer:
         writer.add([499] * 100)
     samples = TokenSamples(IndexedTokens(tmp_path / "x"), 8, vocab_size=499)
     before = children()

@@ -20,7 +20,7 @@ OSCAR = Path(__file__).parents[3] / "shared" / "data" / "oscar_text_document.idx
 
 
 def write(prefix: Path, documents: list[list[int]], vocab_size: int = 1000) -> IndexedTokens:
-    with IndexedTokensWriter(prefix, vocab_size) as writer:
+    with IndexedTokensWriter.at(prefix, vocab_size) as writer:
         for document in documents:
             writer.add(document)
     return IndexedTokens(prefix)
@@ -69,7 +69,7 @@ def test_writing_gives_the_bytes_of_the_format(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not OSCAR.exists(), reason="CARAML's own index is not beside this repository")
 def test_an_index_written_for_the_same_lengths_equals_megatrons_byte_for_byte(tmp_path: Path) -> None:
-    with IndexedTokensWriter(tmp_path / "oscar", 50257) as writer:
+    with IndexedTokensWriter.at(tmp_path / "oscar", 50257) as writer:
         for length in read_index(OSCAR).lengths:
             writer.add(np.zeros(length, np.int64))
     assert (tmp_path / "oscar.idx").read_bytes() == OSCAR.read_bytes()

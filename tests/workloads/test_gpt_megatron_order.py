@@ -35,7 +35,7 @@ def corpus(tmp_path: Path) -> Path:
     """200 documents of 1 to 80 tokens, about 200 samples."""
     prefix, rng = tmp_path / "corpus" / "some.text", np.random.default_rng(3)
     prefix.parent.mkdir()
-    with IndexedTokensWriter(prefix, VOCABULARY) as writer:
+    with IndexedTokensWriter.at(prefix, VOCABULARY) as writer:
         for length in rng.integers(1, 80, 200):
             writer.add(rng.integers(VOCABULARY // 4, size=length))
     return prefix

@@ -129,7 +129,7 @@ def prepare_text(
     size = max(encoder.get_vocab(with_added_tokens=True).values()) + 1
     serialised = encoder.to_str()
     documents = itertools.islice(_all_documents(files, text_key), most_documents)
-    with IndexedTokensWriter(out, size) as writer:
+    with IndexedTokensWriter.at(out, size) as writer:
         text_bytes, full = _write_documents(writer, encoder, documents, origin, end_of_text, most_tokens)
         if writer.document_count == 0:
             if full:

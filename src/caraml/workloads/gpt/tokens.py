@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -212,22 +211,26 @@ class IndexedTokens:
 
 
 class IndexedTokensWriter:
-    """Writes a corpus document by document; the index appears under its name last, when everything else is on the disk.
+    """Writes the tokens of a corpus, document by document."""
 
-    Use it as a context manager: leaving it by an exception removes what was written.
-    """
-
-    def __init__(self, prefix: Path, vocab_size: int) -> None:
-        """Start ``prefix`` for ids from 0 to ``vocab_size - 1``; the stored type follows from :func:`token_dtype`."""
-        self.prefix = Path(prefix)
+    def __init__(self, file: BinaryIO, vocab_size: int) -> None:
+        """Write ids from 0 to ``vocab_size - 1`` into ``file``; the stored type follows from :func:`token_dtype`."""
         self.vocab_size = vocab_size
         self.dtype = token_dtype(vocab_size)
-        self._lengths: list[int] = []
-        self._sha256 = hashlib.sha256()
-        with ExitStack() as stack:
-            self._idx = stack.enter_context(replacing(idx_path(prefix)))
-            self._bin = stack.enter_context(replacing(bin_path(prefix)))  # left first, so that the index appears last
-            self._files = stack.pop_all()
+        self.lengths: list[int] = []
+        """Tokens of each document."""
+        self._file, self._sha256 = file, hashlib.sha256()
+
+    @classmethod
+    @contextmanager
+    def at(cls, prefix: Path, vocab_size: int) -> Iterator[IndexedTokensWriter]:
+        """A writer of the corpus ``prefix``. Its index appears under its name last, when everything else is on the disk; leaving by an
+        exception removes what was written."""
+        with replacing(idx_path(prefix)) as idx, replacing(bin_path(prefix)) as tokens:  # the tokens are left first
+            writer = cls(tokens, vocab_size)
+            yield writer
+            write_index(idx, np.asarray(writer.lengths, dtype=np.int64), writer.dtype)
+            idx_path(prefix).unlink(missing_ok=True)  # an old index must never stand beside new tokens
 
     def add(self, ids: Sequence[int] | npt.NDArray[Any]) -> None:
         """Append one document, ids of shape (tokens,).
@@ -239,39 +242,24 @@ class IndexedTokensWriter:
         if wide.size and (int(wide.min()) < 0 or int(wide.max()) >= self.vocab_size):
             raise ValueError(f"token ids run from {wide.min()} to {wide.max()}; expected 0 to {self.vocab_size - 1}")
         data = wide.astype(self.dtype).tobytes()
-        self._bin.write(data)
+        self._file.write(data)
         self._sha256.update(data)
-        self._lengths.append(wide.size)
+        self.lengths.append(wide.size)
 
     @property
     def document_count(self) -> int:
         """Documents written so far."""
-        return len(self._lengths)
+        return len(self.lengths)
 
     @property
     def token_count(self) -> int:
         """Tokens written so far."""
-        return sum(self._lengths)
+        return sum(self.lengths)
 
     @property
     def sha256(self) -> str:
         """The SHA-256 of the bytes of the ``.bin`` so far, in hexadecimal: two corpora are the same if it is."""
         return self._sha256.hexdigest()
-
-    def _write_index(self) -> None:
-        write_index(self._idx, np.asarray(self._lengths, dtype=np.int64), self.dtype)
-        # An old index must never stand beside new tokens.
-        idx_path(self.prefix).unlink(missing_ok=True)
-
-    def __enter__(self) -> IndexedTokensWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is not None:
-            self._files.__exit__(kind, error, trace)
-            return
-        with self._files:
-            self._write_index()
 
 
 class TokenSamples:
