@@ -51,8 +51,8 @@ def content(store: ImageStore) -> set[tuple[str, bytes]]:
     ],
 )
 def test_every_form_holds_the_same_images(name: str, form: Form, tmp_path: Path, image_folder: tuple[Path, int, int]) -> None:
-    packed = pack_images(image_folder[0], tmp_path / name, images_per_shard=30)
-    assert (packed.images, packed.files) == (200, 7 if name == "shards" else 1)
+    images, files, _ = pack_images(image_folder[0], tmp_path / name, images_per_shard=30)
+    assert (images, files) == (200, 7 if name == "shards" else 1)
     store, _ = open_store(form, tmp_path / name, tmp_path / "local" if form == "archive" else None, nullcontext())
     assert store.classes == FolderStore(image_folder[0]).classes
     assert content(store) == content(FolderStore(image_folder[0]))
@@ -190,7 +190,7 @@ def test_the_two_parts_of_a_set_are_no_classes(tmp_path: Path, image_folder: tup
     with pytest.raises(InputError, match=r"found train and val, the two parts of a set") as refused:
         pack_images(tmp_path / "set", tmp_path / "set.lmdb")
     assert refused.value.hint == str(tmp_path / "set" / "train") and not (tmp_path / "set.lmdb").exists()
-    assert pack_images(tmp_path / "set" / "train", tmp_path / "set.lmdb").images == image_folder[1]
+    assert pack_images(tmp_path / "set" / "train", tmp_path / "set.lmdb")[0] == image_folder[1]
 
 
 def test_broken_shards_are_named(tmp_path: Path) -> None:

@@ -247,8 +247,8 @@ def pack(
     """Write an image folder as one LMDB, as tar shards or as an archive."""
     from caraml.workloads.image_classification.packed import pack_images
 
-    done = pack_images(folder, out, shard)
-    say(f"{out}: {count(done.images, 'image')} in {count(done.files, 'file')}, {done.bytes:,} bytes")
+    images, files, written = pack_images(folder, out, shard)
+    say(f"{out}: {count(images, 'image')} in {count(files, 'file')}, {written:,} bytes")
 
 
 @data_app.command("stage")

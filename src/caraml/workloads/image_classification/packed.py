@@ -19,7 +19,6 @@ import struct
 import subprocess
 import tarfile
 import zipfile
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -192,15 +191,8 @@ _MOST_OPEN = 256
 """Shards that one process keeps open, well below the usual limit of 1024 files."""
 
 
-@dataclass
-class _Found:
-    """What one pass over the headers of all shards gives."""
-
-    shard: list[int] = field(default_factory=list)
-    offset: list[int] = field(default_factory=list)
-    size: list[int] = field(default_factory=list)
-    key: list[str] = field(default_factory=list)
-    folder: list[str] = field(default_factory=list)
+_Found = tuple[int, int, int, str, str]
+"""An image: its shard, where it begins there, its bytes, the sample that it is of, and its folder's name."""
 
 
 class TarStore:
@@ -258,20 +250,21 @@ class TarStore:
 
 
 def _write_index(path: Path, shards: list[Path], folder: Path) -> None:
-    found, given = _Found(), dict[str, str]()
+    images, given = list[_Found](), dict[str, str]()
     for number, shard in enumerate(shards):
         try:
             with tarfile.open(shard, "r:") as archive:
                 for member in archive:
                     if member.isfile() and not member.issparse():  # what is left out of a file cannot be read by its position
-                        _note(found, given, number, member, archive)
+                        _note(images, given, number, member, archive)
                     archive.members.clear()  # type: ignore[attr-defined]  # a million of them take gigabytes
         except (tarfile.TarError, OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"{shard}: not readable as an uncompressed tar: {error}", "unpack a compressed one with data = 'archive'"
             ) from error
-    names = [given.get(key, name) for key, name in zip(found.key, found.folder, strict=True)]
-    without = [key for key, name in zip(found.key, names, strict=True) if not name]
+    found, offsets, sizes, keys, folders = zip(*images, strict=True) if images else ((),) * 5
+    names = [given.get(key, name) for key, name in zip(keys, folders, strict=True)]
+    without = [key for key, name in zip(keys, names, strict=True) if not name]
     if without:
         raise InputError(
             f"{path}: found {count(len(without), 'image')} without a class, first {without[0]!r}; expected CLASS/IMAGE, or a .cls beside"
@@ -283,12 +276,12 @@ def _write_index(path: Path, shards: list[Path], folder: Path) -> None:
         if (highest := int(labels.max())) > CLASSES:
             raise too_large(path, highest, CLASSES, "as the number of a class")
         classes = [str(number) for number in range(highest + 1)]
-    numbers, offsets, sizes = (np.array(values, dtype=np.int64) for values in (found.shard, found.offset, found.size))
+    numbers, begins, lengths = (np.array(values, dtype=np.int64) for values in (found, offsets, sizes))
     with making(folder / _INDEX) as file:
-        np.savez(file, labels=labels, classes=np.array(json.dumps(classes)), shard=numbers, offset=offsets, size=sizes)
+        np.savez(file, labels=labels, classes=np.array(json.dumps(classes)), shard=numbers, offset=begins, size=lengths)
 
 
-def _note(found: _Found, given: dict[str, str], shard: int, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+def _note(images: list[_Found], given: dict[str, str], shard: int, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
     """Note an image's place, or a class file's word."""
     path = PurePosixPath(member.name)
     key = f"{shard}:{path.parent / path.name.partition('.')[0]}"
@@ -296,11 +289,7 @@ def _note(found: _Found, given: dict[str, str], shard: int, member: tarfile.TarI
         content = archive.extractfile(member)
         given[key] = content.read(LINE).decode().strip() if content is not None else ""
     elif path.name.lower().endswith(SUFFIXES):
-        found.shard.append(shard)
-        found.offset.append(member.offset_data)
-        found.size.append(member.size)
-        found.key.append(key)
-        found.folder.append(path.parent.name)
+        images.append((shard, member.offset_data, member.size, key, path.parent.name))
 
 
 def write_shards(store: ImageStore, folder: Path, images_per_shard: int = 10_000) -> int:
@@ -329,17 +318,8 @@ def write_shards(store: ImageStore, folder: Path, images_per_shard: int = 10_000
     return -(-count // images_per_shard)
 
 
-@dataclass(frozen=True)
-class Packed:
-    """What was written: number of images and of files, and bytes."""
-
-    images: int
-    files: int
-    bytes: int
-
-
-def pack_images(root: Path, out: Path, images_per_shard: int = 10_000) -> Packed:
-    """Write the images of ``root`` to ``out``; what it becomes follows from the name.
+def pack_images(root: Path, out: Path, images_per_shard: int = 10_000) -> tuple[int, int, int]:
+    """Write the images of ``root`` to ``out``; what it becomes follows from the name. Returns images, files, and bytes.
 
     ``.lmdb``: an LMDB. ``.tar``, ``.zip``, ``.sqsh``: an archive with ``CLASS/IMAGE`` inside. No ending: a folder of tar shards.
 
@@ -361,7 +341,7 @@ def pack_images(root: Path, out: Path, images_per_shard: int = 10_000) -> Packed
     else:
         raise InputError(f"{out}: found the ending {ending!r}; expected .lmdb, .tar, .zip, .sqsh, or none for tar shards")
     files = [out] if out.is_file() else list(out.iterdir())
-    return Packed(len(store.labels), len(files), sum(path.stat().st_size for path in files))
+    return len(store.labels), len(files), sum(path.stat().st_size for path in files)
 
 
 def _member(store: FolderStore, root: Path, position: int) -> str:
