@@ -90,7 +90,7 @@ FAULTS = [
     Fault(
         "accelerator: the next batch is copied over the one in use",
         "data/loader.py",
-        "        _each_tensor(batch, self._side.lend)\n",
+        "        tree_map_only(torch.Tensor, self._side.lend, batch)\n",
         "",
         (f"{T_ACCELERATOR}::test_the_engine[copies_ahead_overlap_and_are_waited_for]",),
     ),

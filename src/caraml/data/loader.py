@@ -11,9 +11,9 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,9 +24,6 @@ from caraml.base.errors import InputError
 from caraml.base.format import count
 from caraml.system.affinity import usable_cpus
 from caraml.system.families import SideStream, side_stream
-
-if TYPE_CHECKING:
-    import torch
 
 Batch = Any
 """A tensor, or lists, tuples and dictionaries of tensors: what torch's default collation makes of samples."""
@@ -127,7 +124,7 @@ def _as_it_is(batch: Batch) -> Batch:
     return batch
 
 
-class Stream(Iterator[Batch]):
+class Stream(Iterator[Batch], AbstractContextManager["Stream", None]):
     """The endless batches of one rank, as :func:`stream` builds them; ``next`` waits for the loader.
 
     Close it, or use it as a context manager, to end its workers. They also end by themselves when this process dies.
@@ -180,10 +177,7 @@ class Stream(Iterator[Batch]):
         if batches is not None and self.workers:
             batches._shutdown_workers()  # type: ignore[attr-defined]
 
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -250,7 +244,7 @@ def to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]
     side = side_stream(device)
     if side is not None:
         return _Prefetcher(batches, device, side)
-    return (_each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True)) for batch in batches)
+    return (tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch) for batch in batches)
 
 
 class _Prefetcher(Iterator[Batch]):
@@ -266,7 +260,7 @@ class _Prefetcher(Iterator[Batch]):
     def _copy_ahead(self) -> None:
         batch = next(self._batches, None)
         with self._side.launching():
-            self._ahead = None if batch is None else _each_tensor(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
+            self._ahead = tree_map_only(torch.Tensor, lambda tensor: tensor.to(self._device, non_blocking=True), batch)
 
     def __next__(self) -> Batch:
         if not self._started:
@@ -276,14 +270,9 @@ class _Prefetcher(Iterator[Batch]):
         if batch is None:
             raise StopIteration
         self._side.join()
-        _each_tensor(batch, self._side.lend)
+        tree_map_only(torch.Tensor, self._side.lend, batch)
         self._copy_ahead()
         return batch
-
-
-def _each_tensor(batch: Batch, action: Callable[[torch.Tensor], Any]) -> Batch:
-    """``batch`` with ``action`` done to every tensor in it; other values stay as they are."""
-    return tree_map_only(torch.Tensor, action, batch)
 
 
 class Synthetic(torch.utils.data.Dataset[Any]):
