@@ -185,7 +185,7 @@ def _encoded(encoder: Tokenizer, texts: list[str], origin: str) -> list[Encoding
         raise InputError(f"{origin}: this tokenizer cannot divide the text: {in_a_line(Exception(error))}") from error
 
 
-def standard_library_sources(max_bytes: int | None = None) -> list[Path]:
+def standard_library_sources(max_bytes: int) -> list[Path]:
     """The ``.py`` files of this Python's standard library, sorted by path, without its tests and installed packages.
 
     Args:
@@ -207,8 +207,6 @@ def standard_library_sources(max_bytes: int | None = None) -> list[Path]:
             f"{root}: this Python has no sources of its standard library, the default text",
             "prepare a text of your own with `caraml data prepare text INPUT --out PREFIX`",
         )
-    if max_bytes is None:
-        return sources
     totals = itertools.accumulate(path.stat().st_size for path in sources)
     return [path for path, total in zip(sources, totals, strict=True) if total <= max_bytes]
 

@@ -39,8 +39,6 @@ from caraml.workloads.image_compression import Params
 
 SIDE = 28
 """Height and width of an image in pixels."""
-DRAWN = 60_000
-"""Images of a drawn epoch, as many as MNIST's training set has."""
 _VERSION = 1
 _IMAGES_MAGIC = 2051
 _PARTS = {False: "train-images-idx3-ubyte", True: "t10k-images-idx3-ubyte"}
@@ -101,7 +99,7 @@ def mnist(folder: Path, held_out: bool = False) -> Digits:
     return Digits(np.frombuffer(data, np.uint8, offset=16).reshape(count, SIDE, SIDE), {"path": str(path)})
 
 
-def drawn_digits(images: int = DRAWN, held_out: bool = False) -> Digits:
+def drawn_digits(images: int, held_out: bool = False) -> Digits:
     """Digits of the font that comes with Pillow, each moved, turned and scaled at random; drawn on first use, found again later."""
     import PIL
 

@@ -193,7 +193,6 @@ class AtmoRepConfig:
     layers: int
     levels: int
     heads: int = 16
-    coupling_heads: int = 1
     dropout: float = 0.05
 
 
@@ -269,13 +268,8 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, width: int, others: Sequence[int], config: AtmoRepConfig) -> None:
         super().__init__()
-        self.heads, self.coupling, self.head_width, self.dropout = (
-            config.heads,
-            config.coupling_heads,
-            width // config.heads,
-            config.dropout,
-        )
-        crossed = self.head_width * self.coupling
+        self.heads, self.dropout = config.heads, config.dropout
+        crossed = width // config.heads  # one extra head for each of the others
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.q_others = nn.ModuleList(nn.Linear(width, crossed, bias=False) for _ in others)
         self.kv_others = nn.ModuleList(nn.Linear(other, 2 * crossed, bias=False) for other in others)
@@ -288,8 +282,8 @@ class EncoderBlock(nn.Module):
         q, k, v = (_split(part, self.heads) for part in self.qkv(normed).chunk(3, -1))  # (B, heads, N, D / heads)
         seen = [_attend(_norm(q), _norm(k), v, self.dropout if self.training else 0.0)]
         for q_map, kv_map, other in zip(self.q_others, self.kv_others, others, strict=True):
-            k, v = (_split(part, self.coupling) for part in kv_map(_norm(other)).chunk(2, -1))
-            q = _split(q_map(normed), self.coupling)
+            k, v = (_split(part, 1) for part in kv_map(_norm(other)).chunk(2, -1))
+            q = _split(q_map(normed), 1)
             seen.append(_attend(_norm(q), _norm(k), v, self.dropout if self.training else 0.0))
         x = x + self.out(torch.cat(seen, -1))
         return x + self.mlp(_norm(x))
