@@ -119,11 +119,11 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_890,
-    "base": 2_808,
+    "base": 2_825,
     "campaign": 1_646,
-    "cli": 1_696,
-    "data": 810,
-    "engine": 4_437,
+    "cli": 1_695,
+    "data": 791,
+    "engine": 4_418,
     "launch": 1_806,
     "metrics": 982,
     "power": 4_738,
@@ -133,10 +133,10 @@ LINES = {
     "suite": 2_680,
     "system": 3_450,
     "verify": 1_007,
-    "worker": 2_126,
-    "workloads": 8_903,
+    "worker": 2_127,
+    "workloads": 8_622,
 }
-FILES = 198
+FILES = 189
 
 
 def test_no_room_outgrows_its_lines() -> None:

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from caraml.workloads.flops import Traffic
-    from caraml.workloads.image_classification.images import HeldOut, ImageSamples
+    from caraml.workloads.image_classification.images import ImageSamples
 
 
 IMAGENET_IMAGES = 1_281_167
@@ -145,21 +145,6 @@ def _parts(path: str) -> tuple[str, str | None]:
     return (str(train), str(held_out)) if train.is_dir() and held_out.is_dir() else (path, None)
 
 
-@dataclass(frozen=True)
-class _Input:
-    """Training batches, held-out images if there are any, and what goes with them."""
-
-    source: BatchSource
-    held_out: HeldOut | None
-    damaged: Callable[[], dict[str, str]]
-
-    def close(self) -> None:
-        """End all loader workers."""
-        self.source.close()
-        if self.held_out is not None:
-            self.held_out.close()
-
-
 def build(ctx: BuildContext[Params]) -> Task:
     """Build the network, SGD with momentum, and the stream of ``[uint8 (B, 3, S, S), int64 (B,)]``."""
     import torch
@@ -173,7 +158,7 @@ def build(ctx: BuildContext[Params]) -> Task:
         raise InputError(f"bn_span: found {params.bn_span}; expected a divisor of {count(ctx.world, 'device')}")
     flops = flops_per_image(params)  # refuses a size before the data is opened
     with ctx.phase("data"):
-        given = _open(ctx)
+        source, damaged = _open(ctx)
     torch.manual_seed(ctx.seed)
     model = ctx.placed(share_batch_norm(_network(params), params.bn_span, ctx.device))
 
@@ -192,23 +177,20 @@ def build(ctx: BuildContext[Params]) -> Task:
 
     update = SGD_MOMENTUM * sum(parameter.numel() for parameter in model.parameters())
     moved, size = network_traffic(params).facts(ctx, update), 3 * params.image_size**2
-    facts = counted_facts("image", model, given.source, flops, bytes_per_sample=size, epoch_items=params.epoch_images, **moved)
-    held_out, rate = given.held_out, None
+    facts = counted_facts("image", model, source, flops, bytes_per_sample=size, epoch_items=params.epoch_images, **moved)
+    rate = None
     if params.schedule == "goyal":
         batch = ctx.micro_batch * ctx.accumulation * ctx.world
-        rate = goyal_rate(batch, params.warm_up_epochs, max(given.source.samples // batch, 1))
-    return Task(
-        model=model,
-        optimizer=_optimizer(model, ctx),
+        rate = goyal_rate(batch, params.warm_up_epochs, max(source.samples // batch, 1))
+    return source.task(
+        model,
+        _optimizer(model, ctx),
+        loss,
+        facts,
         rate=rate,
-        batches=given.source.batches,
-        loss=loss,
-        facts=facts,
         predict=lambda net, batch: net(normalized(batch[0])),
-        validation=None if held_out is None else lambda: held_out,
         judge=judge,
-        damaged=given.damaged,
-        close=given.close,
+        damaged=damaged,
     )
 
 
@@ -273,26 +255,32 @@ def _network(params: Params) -> torch.nn.Module:
     return timm.create_model(params.model, **options)
 
 
-def _open(ctx: BuildContext[Params]) -> _Input:
+def _open(ctx: BuildContext[Params]) -> tuple[BatchSource, Callable[[], dict[str, str]]]:
+    """Training batches with the held-out images, if there are any, and the damaged files of both, with what is wrong with them."""
     from caraml.workloads.image_classification.images import IMAGENET_SAMPLES, HeldOut, synthetic_images
 
     params = ctx.params
     if params.data in ("synthetic", "synthetic-device"):
         made = synthetic_images(params.classes, params.image_size, params.samples or IMAGENET_SAMPLES, seed=ctx.seed)
         source = open_source(made, ctx, workers=params.workers, resident=params.data == "synthetic-device")
-        return _Input(source, None, dict)
+        return source, dict
     if params.data == "dali":
-        return _Input(_dali_source(ctx), None, dict)
+        return _dali_source(ctx), dict
     path, validation = (None, None) if params.path is None else _parts(params.path)
     samples, staging = _samples(ctx, path)
     source = open_source(samples, ctx, workers=params.workers, resident=False)
     source.description.update(staging)
     validation = params.validation or validation
     if path is not None and validation is None:
-        return _Input(source, None, lambda: samples.damaged)
+        return source, lambda: samples.damaged
     unseen, _ = _samples(ctx, validation, held_out=samples)
     held_out = HeldOut(unseen, ctx.micro_batch, ctx.device, loader_workers(ctx, params.workers))
-    return _Input(source, held_out, lambda: {**samples.damaged, **unseen.damaged})
+
+    def close() -> None:
+        source.close()
+        held_out.close()
+
+    return replace(source, validation=lambda: held_out, close=close), lambda: {**samples.damaged, **unseen.damaged}
 
 
 def _samples(

@@ -17,6 +17,7 @@ import itertools
 import math
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -231,16 +232,8 @@ def build(ctx: BuildContext[Params]) -> Task:
         rate = Metric(value=bits, unit=unit_of("bits_per_pixel"))
         return {**image_quality((model(images), images) for images in scaled), "bits_per_pixel": rate}
 
-    return Task(
-        model,
-        optimizer,
-        source.batches,
-        loss,
-        facts,
-        predict=_reconstruct,
-        validation=validation,
-        quality=Quality(("psnr", "ssim", "ms_ssim", "bits_per_pixel"), quality),
-        close=source.close,
+    return replace(source, validation=validation).task(
+        model, optimizer, loss, facts, predict=_reconstruct, quality=Quality(("psnr", "ssim", "ms_ssim", "bits_per_pixel"), quality)
     )
 
 
