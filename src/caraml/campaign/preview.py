@@ -73,15 +73,10 @@ class Preview:
     disk: float | None
     """Bytes that the points to run will take; ``None`` when nothing like them has run."""
 
-    def total(self, kind: str) -> float | None:
-        """Node-seconds of all points to run: ``shortest``, ``expected`` or ``timeout``; ``None`` if one is not known."""
-        total = 0.0
-        for one in self.to_run:
-            seconds = one.point.measure.timeout_seconds if kind == "timeout" else getattr(one, kind)
-            if seconds is None:
-                return None
-            total += seconds * one.point.nodes
-        return total
+    def seconds(self, kind: str) -> list[tuple[Point, float]] | None:
+        """The points to run, each with what it takes [s]: ``shortest``, ``expected`` or ``timeout``; ``None`` if one is not known."""
+        each = [(one.point, one.point.measure.timeout_seconds if kind == "timeout" else getattr(one, kind)) for one in self.to_run]
+        return None if any(seconds is None for _, seconds in each) else each
 
     @property
     def to_run(self) -> list[PointPlan]:

@@ -267,13 +267,9 @@ def _costs(found: Preview, system: System) -> Table:
 
     unknown, rows = "nothing like them has run yet", []
     for kind, words in _KINDS.items():
-        total = found.total(kind)
-        seconds = [
-            (one.point, value)
-            for one in found.to_run
-            if (value := one.point.measure.timeout_seconds if kind == "timeout" else getattr(one, kind)) is not None
-        ]
-        kwh = estimated_kwh(system, seconds) if total is not None else None
+        each = found.seconds(kind)
+        total = None if each is None else sum(seconds * point.nodes for point, seconds in each)
+        kwh = None if each is None else estimated_kwh(system, each)
         energy = "" if total is None else "no rated power known" if kwh is None else significant(kwh)
         rows.append([words, unknown if total is None else significant(total / 3600), energy])
     rows.append(["disk", unknown if found.disk is None else f"{found.disk / 2**20:,.1f} MiB", ""])
