@@ -18,7 +18,7 @@ from caraml.engine.instruments import BUSY_SHARE, NO_SHARE, CpuTime, cpu_time_of
 from caraml.launch import Job, JobState, Launcher
 from caraml.launch.script import SCRIPT, Recipe, program_script
 from caraml.metrics.energy import ENERGY_METRICS, NO_ENERGY, POWER_METRICS
-from caraml.metrics.model import Metric, unit_of
+from caraml.metrics.model import Metric, unknown
 from caraml.results import claim
 from caraml.results.finish import finish, reason_of, skipped
 from caraml.results.record import FINAL, Record, Status
@@ -360,4 +360,4 @@ def record_of_program(running: RunningPoint, names: Mapping[str, Any], how: Ran,
 @lru_cache(maxsize=64)
 def _no_energy(item: str, reason: str) -> dict[str, Metric]:
     names = ENERGY_METRICS if reason == NO_ENERGY else (*ENERGY_METRICS, *POWER_METRICS, "run_energy", "run_node_energy", "action")
-    return {name: Metric(value=None, unit=unit_of(name, item), reason=reason) for name in names}
+    return unknown(names, reason, item=item)

@@ -30,8 +30,8 @@ from caraml.base.limits import SECONDS, limited, read_json
 from caraml.base.locks import node_key, on_signals
 from caraml.base.toml import FrozenModel
 from caraml.engine.instruments import Instruments, Nodes, NodeSummary, put_together
-from caraml.metrics.energy import NO_ENERGY, energies
-from caraml.metrics.model import Metric, Window
+from caraml.metrics.energy import ENERGY_METRICS, NO_ENERGY
+from caraml.metrics.model import Metric, Window, unknown
 from caraml.results.finish import Failure, death, note_failure, now
 from caraml.results.record import Record
 from caraml.results.status import ProgressWriter
@@ -278,8 +278,7 @@ class CommandWorker:
         names = names_of(self.point, self.params, self.folder, self.command.suite_folder)
         window = window_of(self.point, self.params, names, self.folder, ran)
         if window is not None and self._instruments is None:
-            none = energies(window, self.params.item, None, None)
-            measured |= {name: Metric(value=None, unit=metric.unit, reason=NO_ENERGY) for name, metric in none.items()}
+            measured |= unknown(ENERGY_METRICS, NO_ENERGY, item=self.params.item)
         elif window is not None and self._instruments is not None:
             run = (begin, begin + (ran.seconds or 0.0))
             mine = self._instruments.summary(begin + window.start, begin + window.end, {"run": run})
