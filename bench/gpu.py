@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
@@ -40,7 +41,8 @@ from torch.nn import functional as F  # noqa: E402
 from caraml.base.files import write_file  # noqa: E402
 from caraml.base.format import human, percent  # noqa: E402
 from caraml.campaign import Campaign  # noqa: E402
-from caraml.campaign.runner import run_point  # noqa: E402
+from caraml.campaign.attempt import PointTask  # noqa: E402
+from caraml.campaign.runner import CampaignRun  # noqa: E402
 from caraml.engine.device import AcceleratorDevice, StepTimer, accelerator_type, open_device  # noqa: E402
 from caraml.engine.precision import autocast, set_matmul_precision  # noqa: E402
 from caraml.engine.step import make_step  # noqa: E402
@@ -474,13 +476,15 @@ def main() -> int:
         return 1
     campaign = Campaign(load_suite(str(options.suite)), system, Store(Path("caraml-results")), LocalLauncher(), Lines(), again=True)
     points, works = campaign.plan().points, list(options.beside)
+    campaign.store.make()
     while points or works:
         index = len(found.records)
         if left() < RESERVE:
             found.left_out = [planned.point.label for planned in points] + [f"{work} beside peers" for work in works]
             break
         if points and (index < options.before or not works):
-            found.records.append(run_point(campaign, within(points.pop(0), left()), index, index + len(points) + 1))
+            total, task = index + len(points), PointTask.of(campaign, index, within(points.pop(0), left()))
+            found.records += CampaignRun(campaign, deque([task]), total).records()
         else:
             found.beside.append(beside(works.pop(0), options, left()))
         found.write(options.folder)

@@ -42,7 +42,6 @@ from caraml.results.claim import BUILT_IN, Heartbeat, kind_of, withdraw
 from caraml.results.record import STOPPED, Record
 from caraml.results.status import DONE, ProgressLine
 from caraml.results.store import RECORD, latest_in, read_record
-from caraml.suite.expand import PlannedPoint
 from caraml.system.detect import detect, environment
 from caraml.worker.command_record import Sensors, how_it_ran, names_of
 
@@ -442,9 +441,3 @@ def run_campaign(campaign: Campaign) -> list[Record]:
     campaign.store.remember(campaign.listing(points), anew=campaign.again and only is None and whole)
     work = deque(PointTask.of(campaign, index, planned) for index, planned in enumerate(chosen))
     return CampaignRun(campaign, work, len(work)).records()
-
-
-def run_point(campaign: Campaign, planned: PlannedPoint, index: int, total: int) -> Record:
-    """Give one point its record: the one it has, or a new one."""
-    campaign.store.make()
-    return CampaignRun(campaign, deque([PointTask.of(campaign, index, planned)]), total).records()[0]
