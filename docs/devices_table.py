@@ -68,7 +68,7 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
     "tensor parallelism": _placed("tp"),
     "pipeline parallelism": _placed("pp"),
     "limits by measurement": {
-        "cpu": "tests/system/test_system_probe.py::test_this_machine_has_limits_that_can_be_measured_again",
+        "cpu": "tests/system/test_system_kernels.py::test_this_machine_has_limits_that_can_be_measured_again",
         **_all(f"{_ENGINE}[a_probe_leaves_the_device_as_it_was]", *GENERAL, "mps"),
     },
     "a device that is lost": {

@@ -22,7 +22,7 @@ from caraml.engine.step import make_step
 from caraml.engine.steps import StepOutcome
 from caraml.metrics.model import Facts
 from caraml.suite.model import Measure, Point
-from caraml.system import families, probe
+from caraml.system import families, limits
 from caraml.system.detect import detect
 from caraml.verify import proof
 from caraml.verify.proof import accelerator_clock
@@ -199,11 +199,11 @@ def a_probe_leaves_the_device_as_it_was() -> None:
     emulated.configure(kernel_seconds=1e-5)
     device = torch.device(DEVICE, 0)
     for kind in ("arithmetic", "memory"):
-        found = probe.measure(kind, device, "fp32", budget_s=0.05)  # type: ignore[arg-type]
+        found = limits.measure(kind, device, "fp32", budget_s=0.05)  # type: ignore[arg-type]
         assert found.rate > 0 and found.device == "Emulated Accelerator" and found.library == "torch"
         assert torch.accelerator.memory_allocated() == torch.accelerator.memory_reserved() == 0, kind
     with pytest.raises(EnvironmentUnfitError, match="tf32"):
-        probe.measure("arithmetic", device, "tf32", budget_s=0.05)
+        limits.measure("arithmetic", device, "tf32", budget_s=0.05)
 
 
 def a_precision_that_the_device_lacks_is_refused() -> None:

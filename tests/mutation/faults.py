@@ -37,9 +37,9 @@ T_PARITY = "tests/engine/parallel/test_parity.py"
 T_DROPOUT = "tests/engine/test_dropout.py"
 T_MATMUL = "tests/engine/test_matmul.py"
 T_GRAPH = "tests/engine/test_graph.py"
-KERNELS, PROBE, LIMITS = "system/kernels.py", "system/probe.py", "system/limits.py"
+KERNELS, LIMITS = "system/kernels.py", "system/limits.py"
 WATCHDOG = "engine/watchdog.py"
-T_PROBE, T_LIMITS, T_THROTTLE = (f"tests/system/test_system_{name}.py" for name in ("probe", "limits", "throttle"))
+T_KERNELS, T_LIMITS, T_THROTTLE = (f"tests/system/test_system_{name}.py" for name in ("kernels", "limits", "throttle"))
 T_ROOF, T_DOG, T_ERRORS, T_KNOBS = (
     "tests/metrics/test_roofline.py",
     "tests/engine/test_watchdog.py",
@@ -124,7 +124,7 @@ FAULTS = [
     ),
     Fault(
         "accelerator: a probe keeps the memory",
-        PROBE,
+        LIMITS,
         '(torch.cuda if device.type == "cuda" else torch.accelerator).empty_cache()',
         "pass",
         (f"{T_ACCELERATOR}::test_the_engine[a_probe_leaves_the_device_as_it_was]",),
@@ -640,29 +640,31 @@ FAULTS = [
         KERNELS,
         "2.0 * prod(shape), partial(product, *shape))",
         "1.0 * prod(shape), partial(product, *shape))",
-        (T_PROBE,),
+        (T_KERNELS,),
     ),
-    Fault("a triad counted as one array", KERNELS, "float(passes * array_bytes)", "float(array_bytes)", (T_PROBE,)),
-    Fault("streams of memory in the cache", KERNELS, "max(min(4 * (cache or 2**25) // 3,", "max(min((cache or 2**25) // 8,", (T_PROBE,)),
-    Fault("only the matrix library is asked for the limit", KERNELS, "        if layers is not None:\n", "        if False:\n", (T_PROBE,)),
+    Fault("a triad counted as one array", KERNELS, "float(passes * array_bytes)", "float(array_bytes)", (T_KERNELS,)),
+    Fault("streams of memory in the cache", KERNELS, "max(min(4 * (cache or 2**25) // 3,", "max(min((cache or 2**25) // 8,", (T_KERNELS,)),
+    Fault(
+        "only the matrix library is asked for the limit", KERNELS, "        if layers is not None:\n", "        if False:\n", (T_KERNELS,)
+    ),
     Fault(
         "the limit is the luckiest of many looks",
-        PROBE,
+        KERNELS,
         "    best, timing = _confirmed(_finalists(counted), watch, budget_s * _CONFIRMING)\n",
         "    luckiest = max(counted, key=lambda one: one.rate)\n    best, timing = luckiest.kernel, luckiest.timing\n",
-        (T_PROBE,),
+        (T_KERNELS,),
     ),
     Fault(
         "loading a library takes the time of the search",
-        PROBE,
+        KERNELS,
         "    absent = _absent(todo, watch)\n    deadline = watch.now() + budget_s * (1 - _CONFIRMING)\n",
         "    deadline = watch.now() + budget_s * (1 - _CONFIRMING)\n    absent = _absent(todo, watch)\n",
-        (T_PROBE,),
+        (T_KERNELS,),
     ),
-    Fault("an emulated format is measured to the end", PROBE, "elif needed > max(share, left / 2):", "elif False:", (T_PROBE,)),
-    Fault("the mean of repetitions beside others", PROBE, "median(seconds), sorted", "sum(seconds) / len(seconds), sorted", (T_PROBE,)),
-    Fault("nobody ever disturbs a probe", PROBE, "if found.timing.uneven > _UNEVEN:", "if found.timing.uneven > 1e9:", (T_PROBE,)),
-    Fault("Winograd's convolution is a GPU's limit", PROBE, '("cuDNN", "MIOpen"), 1.2', '("cuDNN", "MIOpen"), 12', (T_PROBE,)),
+    Fault("an emulated format is measured to the end", KERNELS, "elif needed > max(share, left / 2):", "elif False:", (T_KERNELS,)),
+    Fault("the mean of repetitions beside others", KERNELS, "median(seconds), sorted", "sum(seconds) / len(seconds), sorted", (T_KERNELS,)),
+    Fault("nobody ever disturbs a probe", LIMITS, "if found.timing.uneven > _UNEVEN:", "if found.timing.uneven > 1e9:", (T_KERNELS,)),
+    Fault("Winograd's convolution is a GPU's limit", KERNELS, '("cuDNN", "MIOpen"), 1.2', '("cuDNN", "MIOpen"), 12', (T_KERNELS,)),
     Fault("a disturbed look is believed", LIMITS, "_TOO_LOW = 0.9", "_TOO_LOW = 0.0", (T_LIMITS,)),
     Fault("a limit is kept for ever", LIMITS, "_KEPT_DAYS = 30", "_KEPT_DAYS = 30_000", (T_LIMITS,)),
     Fault("a lucky look starts a search", LIMITS, "now.low is None or now.low <= kept.rate", "now.rate <= kept.rate", (T_LIMITS,)),
@@ -871,7 +873,7 @@ FAULTS = [
         "if self.done:",
         ("tests/worker/test_measure.py::test_one_rank_of_several_that_failed_is_not_all_of_them",),
     ),
-    Fault("the limit of other cores", LIMITS, "processes, *_share_of_host(mask()))", "processes)", (T_LIMITS,)),
+    Fault("the limit of other cores", LIMITS, "processes, *_share_of_host(host.mask()))", "processes)", (T_LIMITS,)),
     Fault("selective recomputation repeats attention", "workloads/gpt/model.py", "    _aten.bmm.default,\n", "", (T_MODES,)),
     Fault(
         "a GPU is warm after six steps",

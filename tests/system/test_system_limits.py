@@ -15,8 +15,7 @@ from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import cache_home
 from caraml.doctor import limit_checks
 from caraml.system import host, limits
-from caraml.system.limits import Look, known, look, looks
-from caraml.system.probe import Limit, Trial
+from caraml.system.limits import Limit, Look, known, look, looks
 from caraml.system.variables import PROBE
 
 CPU = torch.device("cpu")
@@ -30,18 +29,14 @@ def limit(rate: float, **values: Any) -> Limit:
         "rate": rate,
         "low": rate * 0.99,
         "high": rate * 1.01,
-        "repetitions": 50,
-        "others": 0.0,
         "library": "oneDNN",
         "kernel": "linear layer",
         "shape": (2048, 2048, 2048),
         "dtype": "fp32",
         "device": "test",
-        "threads": 2,
-        "processes": 1,
-        "torch_version": "test",
-        "seconds": 3.0,
         "measured_at": (datetime.now(UTC) - timedelta(days=DAYS_AGO)).isoformat(timespec="seconds"),
+        "host": "here",
+        "by_library": {"oneDNN linear layer": rate},
     }
     return Limit(**{**fields, **values})
 
@@ -53,15 +48,10 @@ class Machine:
         self.searched, self.looked = limit(100.0), limit(100.0)
         self.asked: list[str] = []
 
-    def measure(self, kind: str, device: object, dtype: str, *, budget_s: float, processes: int) -> Limit:
-        assert budget_s <= 3
-        self.asked.append("search")
-        return self.searched
-
-    def measure_again(self, known: Limit, device: object, *, budget_s: float) -> Limit:
-        assert budget_s <= 0.6
-        self.asked.append("look")
-        return self.looked
+    def measure(self, kind: str, device: object, dtype: str, *, budget_s: float, processes: int, kept: Limit | None = None) -> Limit:
+        assert budget_s <= (3 if kept is None else 0.6)
+        self.asked.append("search" if kept is None else "look")
+        return self.searched if kept is None else self.looked
 
 
 @pytest.fixture
@@ -70,14 +60,13 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     monkeypatch.delenv(PROBE, raising=False)
     found = Machine()
     monkeypatch.setattr(limits, "measure", found.measure)
-    monkeypatch.setattr(limits, "measure_again", found.measure_again)
     yield found
 
 
 def test_a_search_is_kept_and_later_runs_look_in_short(machine: Machine) -> None:
     assert known("arithmetic", CPU) is None
     assert look("arithmetic", CPU).best == machine.searched == known("arithmetic", CPU)
-    machine.looked = limit(99.0, trials=(), measured_at=datetime.now(UTC).isoformat())
+    machine.looked = limit(99.0, measured_at=datetime.now(UTC).isoformat())
     second = look("arithmetic", CPU)
     assert machine.asked == ["search", "look"]
     assert (second.best, second.now, second.disturbed) == (machine.searched, machine.looked, None)
@@ -113,7 +102,7 @@ def test_a_look_above_what_is_kept_asks_for_a_new_search_and_the_better_counts(m
 def test_a_lucky_look_changes_nothing(machine: Machine) -> None:
     """Three per cent above, within its own interval; or of too few repetitions for one."""
     look("arithmetic", CPU)
-    for lucky in (limit(103.0, low=98.0, high=108.0), limit(300.0, low=None, high=None, repetitions=2)):
+    for lucky in (limit(103.0, low=98.0, high=108.0), limit(300.0, low=None, high=None)):
         machine.looked = lucky
         assert look("arithmetic", CPU).best.rate == 100
     assert machine.asked == ["search", "look", "look"]
@@ -201,8 +190,7 @@ def test_a_search_is_announced(machine: Machine) -> None:
 
 def test_limits_are_listed_by_arithmetic_and_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two kinds of kernel, an emulated format, one that is refused, and a look that others disturbed."""
-    trials = [Trial(library="MKL", kernel="matrix product", shape=(512,) * 3, rate=162e9)]
-    fast = limit(437e9, trials=trials)
+    fast = limit(437e9, by_library={"oneDNN linear layer": 437e9, "MKL matrix product": 162e9})
     answers: dict[str, Any] = {"fp32": Look(fast, limit(430e9)), "bf16": Look(fast, limit(100e9)), "fp16": "no such format"}
     stream = Look(limit(15e9, kind="memory", library="torch", kernel="triad", shape=(2**26,)), limit(15e9))
 

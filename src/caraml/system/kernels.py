@@ -1,4 +1,5 @@
-"""Work by which the limits of a device are measured: dense kernels of every library that torch has for it, and streams of memory.
+"""Work by which the limits of a device are measured (dense kernels of every library that torch has for it, and streams of memory), and the
+search for the fastest of it.
 
 Operands hold random numbers: zeros would draw less power and run faster than any training does.
 """
@@ -6,25 +7,25 @@ Operands hold random numbers: zeros would draw less power and run faster than an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
 from math import prod
+from statistics import median
 from typing import Literal
 
 import torch
 from torch.nn import functional as F
 
-from caraml.base.errors import EnvironmentUnfitError, unknown_name
+from caraml.base.errors import EnvironmentUnfitError
+from caraml.base.stats import mean_interval
 from caraml.system import host
-from caraml.system.families import family_of
 from caraml.system.model import DType
 
 Kind = Literal["arithmetic", "memory", "cache"]
 """FLOP/s of dense kernels; bytes/s of streams over arrays far larger than any cache, and over arrays that lie in the last one."""
-_DTYPES = {"fp64": "float64", "fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn"}
+DTYPES = {"fp64": "float64", "fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn"}
 
 Shape = tuple[int, ...]
 _PRODUCTS: dict[str, tuple[Shape, ...]] = {
@@ -64,7 +65,7 @@ class Kernel:
 
 def dense(device: torch.device, dtype: DType) -> Iterator[Kernel]:
     """Matrix products, linear layers and convolutions, by every library that torch has for this device."""
-    number = getattr(torch, _DTYPES[dtype])
+    number = getattr(torch, DTYPES[dtype])
 
     def operand(*shape: int) -> torch.Tensor:
         return _random(shape, number, device)
@@ -178,45 +179,12 @@ def _free_bytes(device: torch.device) -> int | None:
         return None
 
 
-def check(device: torch.device, dtype: DType) -> None:
-    """Raise what is wrong with asking this device for this format: ``InputError`` or ``EnvironmentUnfitError``."""
-    if dtype not in _DTYPES:
-        raise unknown_name("dtype of the matrix probe", dtype, _DTYPES)
-    family = family_of(device.type)
-    if dtype in ("tf32", "fp8") and (device.type == "cpu" or dtype not in family.arithmetic):
-        raise EnvironmentUnfitError(f"{dtype} exists on NVIDIA and AMD GPUs only, not on {device}", "ask for fp32")
-    if device.type != "cpu" and dtype not in family.arithmetic:
-        raise EnvironmentUnfitError(f"{family.title}s have no {dtype}", "ask for fp32")
-
-
-@contextmanager
-def precision(device: torch.device, dtype: DType) -> Iterator[None]:
-    """fp32 in full precision or as tf32, as asked; put back afterwards."""
-    # Torch refuses a mix of this switch and the newer one per backend; training sets this one.
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = dtype == "tf32"
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
-
-
 def _random(shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Normal random numbers from a generator of our own: the program's random state stays as it is. A million of them, over and over:
     drawing as many as a large matrix has takes a CPU longer than multiplying it."""
     count = prod(shape)
     drawn = torch.randn(min(count, 2**20), device=device, generator=torch.Generator(device).manual_seed(0)).to(dtype)
     return drawn.repeat(-(-count // len(drawn)))[:count].view(shape)
-
-
-def device_name(device: torch.device) -> str:
-    """The device's name as torch reports it; for CPUs, ours."""
-    if device.type == "cpu":
-        return host.cpu().model
-    named = getattr(torch.get_device_module(device), "get_device_name", None)
-    return str(named(device)) if named is not None else str(device)
 
 
 _FEWEST, _MOST = 3, 200
@@ -264,3 +232,162 @@ class Stopwatch:
                 event.record()
             torch.cuda.synchronize()
         return [start.elapsed_time(end) / 1e3 for start, end in pairwise(events)]
+
+
+_CONFIRMING = 0.4
+"""Share of the time that goes to measuring the best kernels again: the luck by which one was chosen must not count."""
+_FINALISTS, _CLOSE = 3, 0.8
+"""How many are measured again, and from which share of the best on."""
+_ROUNDS = 2
+_GROWTH = 8.0
+"""Factor by which a kernel's rate may grow from its smallest shape to the next."""
+_WINOGRAD, _OVER_PRODUCT = ("cuDNN", "MIOpen"), 1.2
+"""Libraries whose convolutions may do fewer FLOPs than they are counted with (Winograd's algorithm): one that beats matrix products by more
+than this factor does."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A kernel's repetitions. Times in seconds."""
+
+    seconds: float
+    """Median."""
+    relative: float | None
+    """Half-width of its 95 % interval, relative; ``None`` for fewer than four, or where they differ too much for one."""
+    fastest: float
+    uneven: float
+    """Median over the fastest tenth."""
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Timing:
+        """Of each repetition's time."""
+        relative, middle, ordered = mean_interval(seconds).relative, median(seconds), sorted(seconds)
+        fast = ordered[len(ordered) // 10]
+        return cls(middle, relative if relative < 1 else None, ordered[0], middle / fast)
+
+
+@dataclass(frozen=True)
+class _Tried:
+    kernel: Kernel
+    timing: Timing | None
+    skipped: str | None = None
+
+    @property
+    def fastest(self) -> float:
+        """Rate of the fastest repetition, which others on the machine disturb least."""
+        return self.kernel.amount / self.timing.fastest if self.timing is not None else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Rate of the median repetition."""
+        return self.kernel.amount / self.timing.seconds if self.timing is not None else 0.0
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search found."""
+
+    kernel: Kernel
+    """The fastest."""
+    timing: Timing
+    """By repetitions that did not choose it."""
+    tried: Sequence[_Tried]
+    """Every kernel, in the order in which they were tried."""
+    counted: Sequence[_Tried]
+    """Those that ran and do as many FLOPs as they are counted with; and the fastest as it was measured last."""
+
+    @property
+    def rate(self) -> float:
+        """Of the fastest."""
+        return self.kernel.amount / self.timing.seconds
+
+    @property
+    def quickest(self) -> _Tried:
+        """Whose fastest repetition is the fastest of all."""
+        return max(self.counted, key=lambda one: one.fastest)
+
+
+def search(kernels: Iterable[Kernel], watch: Stopwatch, budget_s: float) -> Search:
+    """The fastest of many kernels. Raises ``EnvironmentUnfitError`` where none of them runs."""
+    todo = sorted(kernels, key=lambda kernel: kernel.amount)
+    absent = _absent(todo, watch)
+    deadline = watch.now() + budget_s * (1 - _CONFIRMING)
+    tried: list[_Tried] = []
+    for position, kernel in enumerate(todo):
+        left = max(deadline - watch.now(), 0.0)
+        share = left / (len(todo) - position)
+        needed = _expected_s(kernel, tried)
+        if kernel.family in absent:
+            tried.append(_Tried(kernel, None, absent[kernel.family]))
+        elif needed > max(share, left / 2):
+            tried.append(_Tried(kernel, None, f"would take {needed:.2g} s of the {left:.2g} s left for all"))
+        else:
+            tried.append(_try(kernel, watch, share))
+    counted = _counted(tried)
+    if not counted:
+        raise EnvironmentUnfitError(f"nothing can be measured: {tried[0].skipped if tried else 'this torch does not have the kernel'}")
+    best, timing = _confirmed(_finalists(counted), watch, budget_s * _CONFIRMING)
+    return Search(best, timing, tried, [*counted, _Tried(best, timing)])
+
+
+def _expected_s(kernel: Kernel, tried: Sequence[_Tried]) -> float:
+    """Seconds of two calls, one that warms up and one that counts, at the rate that smaller shapes let expect.
+
+    What each call costs besides arithmetic (starting threads, waiting for a core that others use) makes the small shapes slow. The rate
+    is therefore taken to grow once more by the factor by which it grew last.
+    """
+    rates = [one.fastest for one in tried if one.kernel.family == kernel.family and one.timing is not None]
+    if not rates:
+        return 0.0
+    growth = min(max(rates[-1] / rates[-2], 1.0), _GROWTH) if len(rates) > 1 else _GROWTH
+    return 2 * kernel.amount / (max(rates) * growth)
+
+
+def _absent(kernels: Sequence[Kernel], watch: Stopwatch) -> dict[str, str]:
+    """Why families do not run. The smallest kernel of each runs once, so that no library is loaded while time counts."""
+    smallest = {kernel.family: kernel for kernel in reversed(kernels)}
+    absent = {}
+    for family, kernel in smallest.items():
+        try:
+            kernel.make()()
+            watch.wait()
+        except RuntimeError as error:  # torch's word for "out of memory" and "not implemented for this dtype"
+            absent[family] = _first_line(error)
+    return absent
+
+
+def _try(kernel: Kernel, watch: Stopwatch, share_s: float) -> _Tried:
+    try:
+        work = kernel.make()
+        work()
+        return _Tried(kernel, Timing.of(watch.during(work, share_s)))
+    except RuntimeError as error:
+        return _Tried(kernel, None, _first_line(error))
+
+
+def _counted(tried: Sequence[_Tried]) -> list[_Tried]:
+    """Those that ran and do as many FLOPs as they are counted with."""
+    product = max((one.fastest for one in tried if one.kernel.name != CONVOLUTION), default=0.0)
+    return [one for one in tried if one.timing and (one.kernel.library not in _WINOGRAD or one.fastest <= _OVER_PRODUCT * product)]
+
+
+def _finalists(tried: Sequence[_Tried]) -> list[Kernel]:
+    """Those that may be the fastest, best first."""
+    ranked = sorted(tried, key=lambda one: -one.fastest)
+    return [one.kernel for one in ranked[:_FINALISTS] if one.fastest >= _CLOSE * ranked[0].fastest]
+
+
+def _confirmed(finalists: Sequence[Kernel], watch: Stopwatch, budget_s: float) -> tuple[Kernel, Timing]:
+    """The best of the finalists by new repetitions, taken in turns."""
+    found: list[list[float]] = [[] for _ in finalists]
+    for _ in range(_ROUNDS):
+        for kernel, repetitions in zip(finalists, found, strict=True):
+            work = kernel.make()  # anew in each turn: the operands of one kernel fit into memory, those of all need not
+            work()
+            repetitions.extend(watch.during(work, budget_s / (_ROUNDS * len(finalists))))
+    timings = zip(finalists, map(Timing.of, found), strict=True)
+    return max(timings, key=lambda one: one[0].amount / one[1].seconds)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__

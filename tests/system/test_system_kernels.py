@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
-from caraml.system import kernels, probe
-from caraml.system.kernels import CONVOLUTION, Kernel, Stopwatch, array_bytes, dense, streams
-from caraml.system.probe import Limit, Timing, measure, measure_again, search
+from caraml.system import kernels, limits
+from caraml.system.kernels import CONVOLUTION, Kernel, Stopwatch, Timing, array_bytes, dense, search, streams
+from caraml.system.limits import Limit, measure
 
 torch = pytest.importorskip("torch")
 CPU = torch.device("cpu")
@@ -80,7 +80,7 @@ def test_loading_a_library_takes_no_time_from_the_search() -> None:
 def test_an_emulated_format_ends_in_time(rate: float) -> None:
     watch = FakeWatch()
     found = search(family(watch, "torch", rate), watch, 2.0)
-    assert watch.time < 2.5 * 2.0 and found.timing.repetitions >= 1
+    assert watch.time < 2.5 * 2.0
     assert "would take" in (found.tried[-1].skipped or "")
 
 
@@ -129,9 +129,9 @@ def test_a_disturbed_search_gives_the_fastest_repetition_and_says_so(busy_from: 
         watch.granted = lambda: 1.0 if watch.time < busy_from else 0.5
     else:
         watch.granted = lambda: 1.0 if draw.random() < 0.2 else draw.uniform(0.3, 0.6)
-    monkeypatch.setattr(probe, "Stopwatch", lambda device: watch)
-    monkeypatch.setattr(probe, "CpuLoad", lambda: None)
-    monkeypatch.setattr(probe, "dense", lambda device, dtype: family(watch, "MKL", 400 * GIGA))
+    monkeypatch.setattr(limits, "Stopwatch", lambda device: watch)
+    monkeypatch.setattr(limits, "CpuLoad", lambda: None)
+    monkeypatch.setattr(limits, "dense", lambda device, dtype: family(watch, "MKL", 400 * GIGA))
     found = measure("arithmetic", "cpu", "fp32", budget_s=1.0)
     assert found.rate == pytest.approx(400 * GIGA) and found.low is None and found.high is None
     assert found.disturbed is not None and ("half of its repetitions" if not busy_from else "a moment before") in found.disturbed
@@ -140,9 +140,9 @@ def test_a_disturbed_search_gives_the_fastest_repetition_and_says_so(busy_from: 
 def test_a_quiet_search_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(4)
     watch = FakeWatch()
-    monkeypatch.setattr(probe, "Stopwatch", lambda device: watch)
-    monkeypatch.setattr(probe, "CpuLoad", lambda: None)
-    monkeypatch.setattr(probe, "dense", lambda device, dtype: family(watch, "MKL", 400 * GIGA, noise=lambda: draw.gauss(1, 0.02)))
+    monkeypatch.setattr(limits, "Stopwatch", lambda device: watch)
+    monkeypatch.setattr(limits, "CpuLoad", lambda: None)
+    monkeypatch.setattr(limits, "dense", lambda device, dtype: family(watch, "MKL", 400 * GIGA, noise=lambda: draw.gauss(1, 0.02)))
     found = measure("arithmetic", "cpu", "fp32", budget_s=2.0)
     assert found.disturbed is None and found.low is not None and found.high is not None
     assert found.low <= found.rate <= found.high and found.rate == pytest.approx(400 * GIGA, rel=0.01)
@@ -267,20 +267,20 @@ def test_this_machine_has_limits_that_can_be_measured_again(monkeypatch: pytest.
     assert torch.get_float32_matmul_precision() == before
     assert found.rate == found.by_library[f"{found.library} {found.kernel}"] > 0
     assert found.rate >= max(found.by_library.values()) / 1.1, "no kernel that was tried beats the limit by more than luck"
-    again = measure_again(found, "cpu", budget_s=0.05)
-    assert (again.library, again.kernel, again.shape) == (found.library, found.kernel, found.shape) and again.trials == ()
+    again = measure("arithmetic", "cpu", "fp32", budget_s=0.05, kept=found)
+    assert (again.library, again.kernel, again.shape) == (found.library, found.kernel, found.shape) and len(again.by_library) == 1
     assert Limit.model_validate_json(found.model_dump_json()) == found
     with pytest.raises(EnvironmentUnfitError, match="does not have the kernel"):
-        measure_again(found.model_copy(update={"kernel": "no such"}), "cpu", budget_s=0.05)
+        measure("arithmetic", "cpu", "fp32", budget_s=0.05, kept=found.model_copy(update={"kernel": "no such"}))
 
 
 def test_who_else_used_the_cpus_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = iter([100.0, 103.0])
-    monkeypatch.setattr(probe.host, "busy_seconds", lambda cpus: next(busy))
-    monkeypatch.setattr(probe.host, "mask", lambda: frozenset({0, 1}))
+    monkeypatch.setattr(limits.host, "busy_seconds", lambda cpus: next(busy))
+    monkeypatch.setattr(limits.host, "mask", lambda: frozenset({0, 1}))
     times = iter([10.0, 12.0])
-    monkeypatch.setattr(probe.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(limits.time, "monotonic", lambda: next(times))
     own = iter([1.0, 2.0])
-    monkeypatch.setattr(probe.time, "process_time", lambda: next(own))
-    load = probe.CpuLoad()
+    monkeypatch.setattr(limits.time, "process_time", lambda: next(own))
+    load = limits.CpuLoad()
     assert load.others() == pytest.approx((3 - 1) / (2 * 2))
