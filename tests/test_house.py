@@ -118,17 +118,17 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_890,
+    "analysis": 3_878,
     "base": 2_825,
     "campaign": 1_634,
-    "cli": 1_695,
+    "cli": 1_696,
     "data": 791,
     "engine": 4_418,
     "launch": 1_806,
     "metrics": 982,
     "power": 4_738,
     "reference": 499,
-    "report": 4_960,
+    "report": 4_939,
     "results": 3_173,
     "suite": 2_680,
     "system": 3_392,

@@ -170,7 +170,7 @@ class Results(Sequence[Result]):
     @property
     def units(self) -> dict[str, str]:
         """Unit of every number column."""
-        return units(self.records)
+        return units({record.item for record in self.records})
 
     def to_duckdb(self, raw: Collection[str] = ("steps", "power")) -> duckdb.DuckDBPyConnection:
         """A database in memory with the tables ``records``, and ``steps`` and ``power`` of those results that have them.

@@ -46,11 +46,10 @@ def test_rows_of_a_failed_point_and_of_a_machine_without_sensor() -> None:
 
 
 def test_units_name_the_item_only_when_it_is_one() -> None:
-    tokens, images = make_record(), make_record(item="image")
-    assert table.units([tokens])["throughput_low"] == "token/s"
-    assert table.units([tokens, images])["throughput"] == "item/s"
+    assert table.units({"token"})["throughput_low"] == "token/s"
+    assert table.units({"token", "image"})["throughput"] == "item/s"
     ends = {f"{name}{end}" for name in METRICS for end in ("", "_low", "_high")}
-    assert set(table.units([tokens])) == ends | {f"{name}_bound" for name in ENERGY_METRICS}
+    assert set(table.units({"token"})) == ends | {f"{name}_bound" for name in ENERGY_METRICS}
 
 
 def test_own_metrics_have_columns_with_their_units(tmp_path: Path) -> None:
@@ -158,7 +157,7 @@ def test_a_broken_raw_file_is_named(tmp_path: Path) -> None:
 def test_csv_and_json_keep_numbers_and_units() -> None:
     record = make_record(watts=100.0)
     lines = [[row[name] for name in table.COLUMNS] for row in table.rows([record])]
-    units = table.units([record])
+    units = table.units({record.item})
     (row,) = csv.DictReader(io.StringIO(table.to_csv(table.COLUMNS, lines, units)))
     assert float(row["energy_per_item [J/token]"]) == record.value("energy_per_item")
     assert row["mfu [1]"] == ""

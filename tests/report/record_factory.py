@@ -1,7 +1,10 @@
-"""Made-up records with known numbers, and stores of them on disk."""
+"""Made-up records with known numbers, and stores of them on disk; and what a page has packed."""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -214,3 +217,9 @@ def full_store(root: Path) -> Store:
     made.append(save(store, make_record(make_point(benchmark=UNICODE, global_batch=8), steps=12)))
     remember_suite(store, "quick", [record.key for record in made])
     return store
+
+
+def unpack(packed: str) -> dict[str, Any]:
+    """What :func:`caraml.report.page.pack` packed."""
+    content: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed)))
+    return content

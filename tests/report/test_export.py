@@ -10,13 +10,13 @@ from xml.etree import ElementTree
 
 import pytest
 from campaign_factory import campaign
-from record_factory import UNICODE, broken_record, full_store, make_point, make_record, save
+from record_factory import UNICODE, broken_record, full_store, make_point, make_record, save, unpack
 
 from caraml.base.chart import standalone
 from caraml.base.errors import InputError
 from caraml.metrics.model import Metric, OwnMetric
 from caraml.report.document import csv_text, figure_sections, markdown, safe_cells, write_figures
-from caraml.report.page import page, unpack
+from caraml.report.page import page
 from caraml.results.record import Record
 from caraml.results.store import Store
 

@@ -9,12 +9,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from record_factory import HOSTILE, NO_SENSOR, UNICODE, broken_record, full_store, make_point, make_record, save
+from record_factory import HOSTILE, NO_SENSOR, UNICODE, broken_record, full_store, make_point, make_record, save, unpack
 
 from caraml.metrics.model import METRICS, Metric
 from caraml.report.document import HEADLINE, findings, headline, markdown
 from caraml.report.grouping import repeated
-from caraml.report.page import page, unpack, write_report
+from caraml.report.page import page, write_report
 from caraml.results.record import FLAGS, Costly, Profile, Record
 from caraml.results.store import Store, write_record
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from record_factory import make_point, make_record, save
+from record_factory import make_point, make_record, save, unpack
 
 from caraml.report.grouping import MOST_SERIES
-from caraml.report.page import pack, unpack
+from caraml.report.page import pack
 from caraml.report.series import LEVELS, MOST_BINS, power_figure, read_traces
 from caraml.results.record import Node, Record
 from caraml.results.rows import write_table

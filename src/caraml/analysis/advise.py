@@ -41,7 +41,6 @@ from caraml.suite.model import NOT_STATED, Point
 
 Goal = Literal["time", "energy", "Action"]
 GOALS: tuple[Goal, ...] = ("time", "energy", "Action")
-UNITS: dict[Goal, str] = {"time": "s/{item}", "energy": "J/{item}", "Action": "J s/{item}²"}
 ALPHA = 0.05
 WITHIN = 0.05
 """Share of the best rate that a saturated batch may be below it."""
@@ -210,7 +209,7 @@ def _advice(name: str, work: Sequence[Record], partners: Partners, within: float
 
 def _choices(groups: Sequence[Sequence[Record]], partners: Partners) -> tuple[list[Choice], str]:
     named = [name for name in varying([group[0] for group in groups]) if name in _CHOSEN]
-    rates, sentence = estimates(groups, "throughput", only_ratios=True)
+    rates, sentence = estimates(groups, "throughput")
     found = []
     for group, rate, (energy, _) in zip(groups, rates, item_energies(groups), strict=True):
         assert rate is not None

@@ -183,15 +183,10 @@ def _sentence(by: Part | None, shares: Sequence[Share]) -> str:
     return f"{advice} ({told})"
 
 
-Limit = Literal["arithmetic", "memory", "cache"]
-
-
 @dataclass(frozen=True)
 class RooflineRow:
     """One record in the plane of intensity and rate; rates are of one device."""
 
-    key: str
-    label: str
     intensity: float | None
     """FLOP per byte, estimated."""
     flops_per_s: float | None
@@ -199,7 +194,7 @@ class RooflineRow:
     """Fastest kernel measured."""
     bandwidth_bytes_per_s: float | None
     """At which it can be fed at best, from memory and from the last-level cache."""
-    limit: Limit | None
+    limit: str | None
     """Which binds at this intensity."""
     attainable_flops_per_s: float | None
     share: float | None
@@ -219,14 +214,12 @@ def _row(record: Record) -> RooflineRow:
     if record.facts is not None:
         bandwidth, level = fed_bandwidth(record.facts, record.bandwidth_measured, record.cache_measured)
     intensity, share = record.value("arithmetic_intensity"), record.metrics.get("share_of_limit")
-    limit: Limit | None = None
+    limit: str | None = None
     attainable = None
     if intensity and peak and bandwidth:
         attainable = min(peak, bandwidth * intensity)
         limit = level if attainable < peak else "arithmetic"
     return RooflineRow(
-        key=record.key,
-        label=record.point.label,
         intensity=intensity,
         flops_per_s=record.value("achieved_flops_per_device"),
         peak_flops_per_s=peak,

@@ -251,9 +251,9 @@ def estimates_of(groups: Sequence[Sequence[Value]], metric: str, *, only_ratios:
     return [variation.mean((cell, None), 0, group) for cell, group in zip(cells, groups, strict=True)], sentence
 
 
-def estimates(groups: Sequence[Sequence[Record]], metric: str, *, only_ratios: bool = False) -> tuple[list[Estimate | None], str]:
-    """As :func:`estimates_of`, of a metric of records."""
-    return estimates_of([values(group, metric) for group in groups], metric, only_ratios=only_ratios)
+def estimates(groups: Sequence[Sequence[Record]], metric: str) -> tuple[list[Estimate | None], str]:
+    """As :func:`estimates_of`, of a metric of records, to be set against each other."""
+    return estimates_of([values(group, metric) for group in groups], metric, only_ratios=True)
 
 
 def item_energies(groups: Sequence[Sequence[Record]]) -> list[tuple[Estimate | None, str | None]]:
@@ -263,7 +263,7 @@ def item_energies(groups: Sequence[Sequence[Record]]) -> list[tuple[Estimate | N
     """
     means = [mean_metric(group, "energy_per_item") for group in groups]
     alike = [group if mean is not None and mean.value is not None else [] for group, mean in zip(groups, means, strict=True)]
-    found, _ = estimates(alike, "energy_per_item", only_ratios=True)
+    found, _ = estimates(alike, "energy_per_item")
     return [(energy, mean.scope if mean is not None else None) for energy, mean in zip(found, means, strict=True)]
 
 

@@ -360,7 +360,7 @@ def solutions_of(records: Sequence[Record]) -> list[Solution]:
     found: list[tuple[Record, str, Estimate, Estimate | None, str | None]] = []
     for way, alike in by_way(ok, lambda record: (record.point.benchmark, without(axes(record.point), (*_OF_SIZE, *_MACHINE)))):
         groups = [*map(counting, same_work(alike))]
-        rates, _ = estimates(groups, "throughput", only_ratios=True)
+        rates, _ = estimates(groups, "throughput")
         for group, rate, energy in zip(groups, rates, item_energies(groups), strict=True):
             found += [(group[0], way, rate.inverse(), *energy)] if rate is not None else []
     points = [record.point for record, *_ in found]

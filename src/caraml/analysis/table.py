@@ -258,13 +258,9 @@ def rows(records: Sequence[Record]) -> list[dict[str, Scalar]]:
     return [{**dict.fromkeys(COLUMNS), **row_of(record)} for record in records]
 
 
-def units(records: Sequence[Record]) -> dict[str, str]:
-    """Unit of every number column. Where the records count different things, the item is called ``item``; the column `item` says which."""
-    return units_of_items({record.item for record in records})
-
-
-def units_of_items(items: set[str]) -> dict[str, str]:
-    """As :func:`units`, for records that count these things."""
+def units(items: set[str]) -> dict[str, str]:
+    """Unit of every number column, for records that count these things. Of different ones the item is called ``item``; the column `item`
+    says which."""
     item = next(iter(items)) if len(items) == 1 else "item"
     return {name: unit_of(name.removesuffix("_low").removesuffix("_high").removesuffix("_bound"), item) for name in NUMBERS}
 
@@ -280,7 +276,7 @@ def flat_table(found: Sequence[Mapping[str, Scalar]]) -> tuple[list[str], list[l
         [*map(row.get, COLUMNS), *(own.get(name) if printable(str(units.get(name, ""))) == unit else None for name, unit in kinds)]
         for row, own, units in zip(found, values, told, strict=True)
     ]
-    known = units_of_items({str(row["item"]) for row in found}) | {title: unit for (_, unit), title in titles.items() if unit}
+    known = units({str(row["item"]) for row in found}) | {title: unit for (_, unit), title in titles.items() if unit}
     return [*COLUMNS, *titles.values()], lines, known
 
 

@@ -49,7 +49,7 @@ def results(  # noqa: PLR0917 -- options, which nobody gives by position
     from caraml.analysis.table import flat_table, query, to_csv, to_json
     from caraml.report.document import safe_cells
     from caraml.report.progress import MANY, rows_text
-    from caraml.report.tables import query_table
+    from caraml.report.tables import plain_table
     from caraml.results.store import Store
 
     lines: Sequence[Sequence[Any]]
@@ -77,7 +77,7 @@ def results(  # noqa: PLR0917 -- options, which nobody gives by position
     if csv or json:
         say((to_csv if csv else to_json)(columns, lines, column_units), nl=False)
     else:
-        console().print(query_table(columns, lines))
+        console().print(plain_table(columns, (["–" if value is None else str(value) for value in line] for line in lines)))
 
 
 class Format(StrEnum):

@@ -104,7 +104,7 @@ def doctor(
 ) -> None:
     """Say what this machine can measure, what is missing, and the command that would mend it."""
     from caraml.doctor import checks, report
-    from caraml.report.tables import checks_table
+    from caraml.report.tables import plain_table
 
     if out.is_file():
         raise NotADirectoryError(ENOTDIR, "not a folder", str(out))
@@ -112,7 +112,8 @@ def doctor(
     if json:
         say(dumps(report(found, names), indent=2))
     else:
-        console().print(checks_table(found))
+        rows = [[one.status, one.name, one.found, one.fix or ""] for one in found]
+        console().print(plain_table(["", "check", "found", "what would help"], rows))
     raise typer.Exit(ExitCode.ENVIRONMENT_UNFIT if any(check.status == "missing" for check in found) else ExitCode.OK)
 
 

@@ -225,8 +225,9 @@ def _joined(values: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(map(printable, values))) or "–"
 
 
-def unfinished(table: Sequence[ResultRow]) -> Section:
+def unfinished(store: Store, records: Sequence[Record], named: Mapping[str, str]) -> Section:
     """The runs without a result, and why."""
+    table = result_rows(store, single(records), named)
     rows = [[row.label, row.status, row.reason or "no reason recorded", row.folder] for row in table if row.status != "ok"]
     return Section("Points without a result", ["point", "status", "reason", "folder"], rows, id="unfinished")
 
@@ -328,7 +329,7 @@ def markdown(store: Store, records: Sequence[Record], title: str) -> str:
     rows = [[row.label, row.status, row.count or "1", ", ".join(row.flags), *(one.text for one in row.cells)] for row in table if row.cells]
     results = Section("Results", ["point", "status", "runs", "flags", *map(title_of, headline(lines))], rows, [INTERVAL])
     about = Section(notes=[f"{name}: {value}" for name, value in summary(records, lines)])
-    tables = [section for section in (results, unfinished(result_rows(store, single(records), named))) if section.rows]
+    tables = [section for section in (results, unfinished(store, records, named)) if section.rows]
     return f"# {text.escaped_markdown(title)}\n\n" + text.markdown([about, *tables, *figure_sections(store, records)])
 
 

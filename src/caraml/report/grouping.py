@@ -207,11 +207,11 @@ def _colliding(records: Sequence[Record], fields: Sequence[str]) -> bool:
     return len({place[1:] for place in places}) < len(places)
 
 
-def first(found: Sequence[T], limit: int, noun: str) -> tuple[Sequence[T], str]:
-    """The first ``limit``, and a sentence about those left out, empty if there are none."""
+def first(found: Sequence[T], limit: int, noun: str, table: str = "the table of results") -> tuple[Sequence[T], str]:
+    """The first ``limit``, and a sentence about those left out, which ``table`` has; empty if there are none."""
     if len(found) <= limit:
         return found, ""
-    return found[:limit], f" {count(len(found) - limit, f'further {noun}')} not drawn; the table of results has them."
+    return found[:limit], f" {count(len(found) - limit, f'further {noun}')} not drawn; {table} has them."
 
 
 def first_figures(figures: list[ReportFigure]) -> tuple[list[ReportFigure], list[str]]:

@@ -31,7 +31,7 @@ from caraml.report.document import (
     summary,
     unfinished,
 )
-from caraml.report.grouping import Repeats, labels, repeated, single, unknown_energy
+from caraml.report.grouping import Repeats, labels, repeated, unknown_energy
 from caraml.report.section import (
     costliest,
     flag_meaning,
@@ -124,7 +124,7 @@ def _content(store: Store, records: Sequence[Record]) -> dict[str, Any]:
     traces, faults = read_traces(store, records)
     used = {flag for record in records for flag in flags(record)}
     names, shown = _metrics(records), headline(lines)
-    missing = unfinished(result_rows(store, single(records), named))
+    missing = unfinished(store, records, named)
     return {
         "rows": table,
         "choices": _choices(table),
@@ -225,9 +225,3 @@ def pack(content: dict[str, Any]) -> str:
     """``content`` as base64 of gzip of JSON: a tenth of its size, and letters that no HTML parser takes for markup."""
     text = printable(json.dumps(content, separators=(",", ":"), ensure_ascii=False))  # JSON spells control characters out
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
-
-
-def unpack(packed: str) -> dict[str, Any]:
-    """What :func:`pack` packed."""
-    content: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed)))
-    return content

@@ -192,7 +192,8 @@ def _matrix(title: str, ratios: Sequence[Cell], others: str) -> ReportFigure:
 def ratio_cells(ratios: Sequence[Cell], title: str, heading: str = "") -> tuple[Drawing, str]:
     """A matrix of ratios, and a sentence about rows and columns that it does not hold."""
     every = [list(dict.fromkeys(printable(getattr(cell, name)) for cell in ratios)) for name in ("row", "column")]
-    (rows, more), (columns, wider) = _fitting(every[0], MOST_LINES, "row"), _fitting(every[1], MOST_COLUMNS, "column")
+    rows, more = first(every[0], MOST_LINES, "row", "the table of this figure")
+    columns, wider = first(every[1], MOST_COLUMNS, "column", "the table of this figure")
     placed = [
         {
             "row": rows.index(row),
@@ -207,12 +208,6 @@ def ratio_cells(ratios: Sequence[Cell], title: str, heading: str = "") -> tuple[
     ]
     names = clipped(rows, LABEL), clipped(columns, LABEL // min(len(columns), 3))
     return cells(*names, placed, title, 110, heading=heading), more + wider
-
-
-def _fitting(names: Sequence[str], limit: int, noun: str) -> tuple[Sequence[str], str]:
-    """As many rows or columns as a drawing holds, and a sentence about the others."""
-    more = f" {count(len(names) - limit, f'further {noun}')} not drawn; the table of this figure has them." if len(names) > limit else ""
-    return names[:limit], more
 
 
 def _ratio(cell: Cell) -> str:

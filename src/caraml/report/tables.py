@@ -22,7 +22,6 @@ from caraml.system.model import System
 
 if TYPE_CHECKING:
     from caraml.campaign.preview import Preview
-    from caraml.doctor import Check
     from caraml.engine.memory import Planned
     from caraml.reference import Reference
     from caraml.suite.model import Point
@@ -168,16 +167,6 @@ def _bytes(count: int | None) -> str | None:
 _SHOWN = 40
 _KINDS = {"shortest": "shortest time", "expected": "as long as earlier points of these workloads took", "timeout": "every time-out"}
 _SHORT = {"parameters": "params", "gradients": "grads", "optimizer": "optim", "activations": "activ", "communication": "comm"}
-
-
-def query_table(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> Table:
-    """The answer to a query."""
-    return plain_table(columns, (["–" if value is None else str(value) for value in line] for line in lines))
-
-
-def checks_table(checks: Sequence[Check]) -> Table:
-    """What the doctor found, and what would mend it."""
-    return plain_table(["", "check", "found", "what would help"], ([one.status, one.name, one.found, one.fix or ""] for one in checks))
 
 
 def systems_table(systems: Sequence[System]) -> Table:
