@@ -237,9 +237,9 @@ def suites() -> str:
 
 def commands() -> str:
     """Every verb with its arguments and options."""
-    from caraml.cli import app
+    from caraml.__main__ import verbs
 
-    return "\n\n".join(_verbs(typer.main.get_command(app), "caraml"))
+    return "\n\n".join(_verbs(typer.main.get_command(verbs()), "caraml"))
 
 
 def _verbs(command: Any, path: str) -> Iterator[str]:

@@ -22,12 +22,14 @@ from typing import Any
 import pytest
 import typer.testing
 
+from caraml.__main__ import verbs
 from caraml.base.files import TRUSTED_FOLDERS, intruder
 from caraml.base.format import count
 from caraml.suite.model import Measure, Point
 
 MakePoint = Callable[..., Point]
 
+verbs()  # for tests that call ``caraml.cli.app``
 
 STARTS = Path(__file__).parent / "starts"
 PINNED = {"COLUMNS": "120", "LINES": "40", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TERM": "dumb", "TZ": "UTC"}

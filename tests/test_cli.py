@@ -67,8 +67,9 @@ def test_help_and_list_import_nothing_heavy() -> None:
 def test_gpus_are_counted_as_their_driver_does_unless_the_user_says_otherwise(verb: str, driver: str, own: str | None, told: str) -> None:
     """A program that `caraml power` starts is somebody else's, and what no driver of NVIDIA's is there for stands in no record."""
     others = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_ORDER"}
-    code = f"import os\nfrom caraml import cli\ncli.NVIDIA = cli.Path({driver!r})\n"
-    code += "cli.app = lambda **options: print(os.environ.get('CUDA_DEVICE_ORDER'))\ncli.main()"
+    code = f"import os, caraml.power.__main__\nfrom caraml import __main__ as start\nstart.NVIDIA = start.Path({driver!r})\n"
+    code += "told = lambda *words, **options: print(os.environ.get('CUDA_DEVICE_ORDER'))\n"
+    code += "start.verbs, caraml.power.__main__.main = lambda: told, told\nstart.main()"
     environment = others if own is None else {**others, "CUDA_DEVICE_ORDER": own}
     done = subprocess.run([sys.executable, "-c", code, verb], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == f"{told}\n"

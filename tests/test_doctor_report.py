@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from caraml.cli.app import app
+from caraml.cli import app
 from caraml.doctor import Check, without_names
 
 pytestmark = pytest.mark.processes

@@ -121,7 +121,7 @@ LINES = {
     "analysis": 3_878,
     "base": 2_825,
     "campaign": 1_634,
-    "cli": 1_696,
+    "cli": 1_629,
     "data": 791,
     "engine": 4_418,
     "launch": 1_806,
@@ -136,7 +136,7 @@ LINES = {
     "worker": 2_126,
     "workloads": 8_622,
 }
-FILES = 188
+FILES = 187
 
 
 def test_no_room_outgrows_its_lines() -> None:

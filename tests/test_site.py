@@ -17,7 +17,7 @@ from mkdocs.config import load_config
 from pydantic import BaseModel
 
 from caraml.base.errors import ExitCode
-from caraml.cli.app import app
+from caraml.cli import app
 from caraml.launch import Job
 from caraml.metrics.model import METRICS, Bandwidth, Facts, Metric, OwnMetric, Peak, Phase, Window
 from caraml.power.model import BLOCKING, ENERGY_FLAGS, Channel

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from caraml.base import plugins
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.toml import parse_toml
-from caraml.cli.app import app
+from caraml.cli import app
 from caraml.doctor import plugin_checks
 from caraml.metrics.model import Facts
 from caraml.power import Meter, source_names

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from caraml.base.errors import InputError
 from caraml.campaign.machine import machine_of
-from caraml.cli.app import app
+from caraml.cli import app
 from caraml.cli.run import (
     memory,  # noqa: F401  -- registers the verb
     plan,  # noqa: F401

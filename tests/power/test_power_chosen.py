@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from caraml.base.errors import InputError
-from caraml.cli.app import app
+from caraml.cli import app
 from caraml.doctor import power_checks
 from caraml.power import Meter
 from caraml.power.__main__ import main, measure, watch

@@ -15,12 +15,12 @@ from typing import Any
 import duckdb
 import pytest
 
+from caraml.__main__ import main
 from caraml.analysis.table import read_power, read_ranks, read_steps
 from caraml.base import limits
 from caraml.base.errors import InputError
 from caraml.base.limits import read_bytes, read_text, tail
 from caraml.base.toml import read_toml
-from caraml.cli import main
 from caraml.power.model import ChannelEnergy
 from caraml.results.record import Record
 from caraml.results.store import read_listing, read_record

@@ -30,7 +30,8 @@ PRELOADED = (
     *("caraml.engine.start", "torch.distributed.run", "timm", "duckdb", "typer", "rich.live", "jinja2"),
     *("torch._dynamo", "torch._inductor"),  # every optimizer of torch loads its compiler
     *("torch._inductor.compile_fx", "torch.distributed.pipelining"),
-    *("caraml.cli", "caraml.worker.training", "caraml.engine.parallel.divide", "caraml.engine.parallel.checkpoint"),
+    *("caraml.cli.run", "caraml.cli.results", "caraml.cli.check", "caraml.cli.setup"),
+    *("caraml.worker.training", "caraml.engine.parallel.divide", "caraml.engine.parallel.checkpoint"),
     *("caraml.engine.memory", "caraml.workloads.gpt", "caraml.workloads.image_classification"),
     *("caraml.campaign.preview", "caraml.campaign.runner", "caraml.cli.asked", "caraml.report.page", "tokenizers"),
 )

@@ -1,68 +1,107 @@
-"""The command line: one short function per verb, one file per group of verbs. What a verb needs is imported inside it, so that help is
-instant."""
+"""The command line: one short function per verb, one file per group of verbs, and here what they share. What a verb needs is imported
+inside it, so that help is instant."""
 
 from __future__ import annotations
 
-import errno
 import os
-import signal
-import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from typing import TYPE_CHECKING, Annotated
 
-# Files register their verbs when they are imported; help shows them in this order.
-# isort: off
-from caraml.cli import run, results, check, setup  # noqa: F401
+import typer
 
-# isort: on
-from caraml.base.errors import CaramlError, ExitCode
-from caraml.cli.app import app, say
+from caraml import __version__
+from caraml.base.errors import InputError
+from caraml.base.format import printable
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-_NAMES = {errno.ENOTDIR: "a file, expected a folder", errno.EISDIR: "a folder, expected a file"}
-_NAMES |= {errno.ELOOP: "links in a circle", errno.ENAMETOOLONG: "a name that is too long"}
-"""What a disk says that is full or not ours to write to, and of a name that a user must mend; any other failure of the system is a fault of
-ours and shows its trace."""
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
 
-NVIDIA = Path("/proc/driver/nvidia")
-"""Where NVIDIA's driver is; elsewhere CUDA's variables are no part of the surroundings, and none is put into records."""
+    from caraml.results.selector import Selection
 
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+list_app = typer.Typer(no_args_is_help=True, help="List what CARAML knows.")
+system_app = typer.Typer(no_args_is_help=True, help="What a machine is.")
+data_app = typer.Typer(no_args_is_help=True, help="Prepare input data.")
+app.add_typer(list_app, name="list")
+app.add_typer(system_app, name="system")
+app.add_typer(data_app, name="data")
 
-def main() -> None:
-    """Turn errors that users can mend into a sentence and an exit code."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)
-    if NVIDIA.exists() and sys.argv[1:2] != ["power"]:  # whose program is somebody else's, and starts as it would without
-        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # before torch is loaded: CUDA counts GPUs as drivers do
-    try:
-        app(standalone_mode=True)
-    except CaramlError as error:
-        say(f"caraml: {error}", err=True)
-        sys.exit(error.exit_code)
-    except OSError as error:
-        if error.errno in _NAMES:
-            whole = Path(error.filename or "a file")
-            place = next((path for path in reversed([whole, *whole.parents]) if os.path.isfile(path)), whole)  # noqa: PTH113
-            say(f"caraml: {place}: found {_NAMES[error.errno]}\n  next step: name another, or move it away", err=True)
-            sys.exit(ExitCode.WRONG_INPUT)
-        if error.errno not in _DISK:
-            raise
-        say(f"caraml: {error.filename or 'a file'}: {error.strerror}; results that are there stay whole", err=True)
-        sys.exit(ExitCode.ENVIRONMENT_UNFIT)
-    except ModuleNotFoundError as error:
-        package = (error.name or "caraml").partition(".")[0]
-        if package == "caraml":
-            raise
-        from caraml.workloads import how_to_install
-
-        say(f"caraml: needs {package}, not installed here\n  next step: {how_to_install([package])}", err=True)
-        sys.exit(ExitCode.ENVIRONMENT_UNFIT)
+_ENDLESS = 100_000
+"""Columns of what is no terminal."""
+MoreTags = Annotated[list[str] | None, typer.Argument(metavar="[TAG]...", help="More words after --tag, as JUBE takes them.")]
+Out = Annotated[Path, typer.Option("--out", envvar="CARAML_RESULTS", help="Folder of the results.")]
+RESULTS = Path("caraml-results")
+NAMES = "suite, SUITE@ROUND, tag, point (key or label), folder or record file"
+"""What a verb takes; docs/names.md describes it."""
+What = Annotated[str | None, typer.Argument(metavar="[WHAT]", help=f"What: {NAMES}. Default: everything in the folder.")]
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    """An administrator's or a batch system's wish to end takes the same way out as Ctrl-C: what runs is ended, and its record says so."""
-    del frame
-    say("caraml: stopped; run the same command again to go on", err=True)
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    raise SystemExit(128 + number)
+@app.callback(invoke_without_command=True)
+def caraml(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    """CARAML: how fast a machine trains a model, what that costs in energy, and how far it is from the limit."""
+    if version:
+        say(f"caraml {__version__}")
+        raise typer.Exit
+
+
+def say(text: object, *, err: bool = False, nl: bool = True) -> None:
+    """Print text, whoever wrote it: a record, a log, a file that is wrong. Lines stay lines; nothing in it commands the terminal."""
+    typer.echo(printable(str(text), lines=True), err=err, nl=nl)
+
+
+def two_columns(lines: dict[str, str]) -> None:
+    """Print names and what they mean."""
+    width = max(map(len, lines)) + 2
+    for name, text in lines.items():
+        say(f"{name:<{width}}{text}")
+
+
+def console() -> Console:
+    """The terminal, for tables and the like. Their texts are printed as :func:`say` prints them; only styles of ours command it. What goes
+    into a file or a pipe is as wide as it is, a line for each row, unless the variable ``COLUMNS`` says how wide it may be."""
+    from rich.console import Console, ConsoleOptions
+    from rich.segment import Segment
+
+    class Screen(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+            if self.width < _ENDLESS:
+                for segment in super().render(renderable, options):
+                    yield segment if segment.control else Segment(printable(segment.text, lines=True), segment.style)
+                return
+            text = "".join(segment.text for segment in super().render(_in_whole_lines(renderable), options))
+            yield Segment("\n".join(line.rstrip() for line in printable(text, lines=True).split("\n")))
+
+    screen = Screen()
+    return screen if screen.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else Screen(width=_ENDLESS)
+
+
+def _in_whole_lines(renderable: RenderableType) -> RenderableType:
+    """A table with each row in one line, and a rule as its title alone: for files and programs, which have no width."""
+    from rich.rule import Rule
+    from rich.table import Table
+    from rich.text import Text
+
+    if isinstance(renderable, Rule):
+        return Text(str(renderable.title))
+    if isinstance(renderable, Table):
+        for column in renderable.columns:
+            column.width = column.max_width = column.ratio = None
+            column.no_wrap = True
+            for cell in column.cells:
+                if isinstance(cell, Text) and "\n" in cell.plain:
+                    cell.plain = "  ".join(cell.plain.split("\n"))
+        renderable.padding = (0, renderable.padding[1], 0, 0)
+    return renderable
+
+
+def chosen(name: str | None, out: Path) -> Selection:
+    """The results that a name stands for, everything below ``out`` without one; none at all is an error, since an empty table explains
+    nothing."""
+    from caraml.results.selector import select
+
+    found = select(name, out)
+    if not (found.rows() if name is None else found.points):
+        where = f"no results below {found.store.root}" if not found.listings else f"{name} has no result below {found.store.root}"
+        raise InputError(where, "caraml run quick, or --out FOLDER for results elsewhere")
+    return found

@@ -23,7 +23,7 @@ from caraml.campaign import Campaign, Options, Watcher, exit_code
 from caraml.campaign.machine import DeviceLock, machine_of, refuse_login_node
 from caraml.campaign.preview import programs
 from caraml.campaign.runner import run_campaign
-from caraml.cli.app import RESULTS, console, say
+from caraml.cli import RESULTS, console, say
 from caraml.launch import Elsewhere
 from caraml.launch.batch import SlurmOptions
 from caraml.launch.launchers import default_name, launcher, plug_in
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from caraml.verify.proof import Place
 
 RUNNER_LOG = "runner.log"
-_DETACHED = "import json, sys; from caraml.cli import main; sys.argv[:] = ['caraml', *json.load(sys.stdin)]; main()"
+_DETACHED = "import json, sys; from caraml.__main__ import main; sys.argv[:] = ['caraml', *json.load(sys.stdin)]; main()"
 """What a process that was left alone runs; every user sees command lines, and `--set` may have given it a secret."""
 _MEANT = re.compile(r"\(did you mean '(\w+)'\?\)$")
 _MANY = 500

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from caraml.base.errors import InputError
-from caraml.cli.app import RESULTS, Out, app, console, say
+from caraml.cli import RESULTS, Out, app, console, say
 from caraml.cli.run import Here, LauncherName, Settings, SuiteName, SystemName
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import typer
 
 from caraml.base.errors import ExitCode, InputError
 from caraml.base.files import owned
-from caraml.cli.app import NAMES, RESULTS, Out, What, app, chosen, console, say
+from caraml.cli import NAMES, RESULTS, Out, What, app, chosen, console, say
 
 if TYPE_CHECKING:
     from caraml.report.section import Section

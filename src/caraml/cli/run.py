@@ -13,7 +13,7 @@ import typer
 
 from caraml.base.errors import ExitCode, InputError, UnknownNameError, unknown_name
 from caraml.base.format import count
-from caraml.cli.app import NAMES, RESULTS, MoreTags, Out, What, app, console, say
+from caraml.cli import NAMES, RESULTS, MoreTags, Out, What, app, console, say
 
 if TYPE_CHECKING:
     from caraml.engine.memory import Planned

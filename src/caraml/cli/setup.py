@@ -13,7 +13,7 @@ import typer
 
 from caraml.base.errors import EnvironmentUnfitError, ExitCode, InputError
 from caraml.base.format import count
-from caraml.cli.app import RESULTS, Out, app, console, data_app, list_app, say, system_app, two_columns
+from caraml.cli import RESULTS, Out, app, console, data_app, list_app, say, system_app, two_columns
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
