@@ -126,7 +126,7 @@ LINES = {
     "engine": 4_418,
     "launch": 1_806,
     "metrics": 982,
-    "power": 4_738,
+    "power": 4_732,
     "reference": 499,
     "report": 4_939,
     "results": 3_173,

@@ -20,7 +20,7 @@ from caraml.metrics.energy import powers
 from caraml.metrics.model import Metric
 from caraml.power import Meter
 from caraml.power.energy import boundary_energy
-from caraml.power.merge import Part, displaced, merge, over_nodes
+from caraml.power.merge import displaced, merge, over_nodes
 from caraml.power.model import Boundary, Channel, ChannelEnergy, Kind, Reading, WindowEnergy
 from caraml.power.source import SourceUnavailable, create
 from tests.fakes.power.sensors import channel
@@ -52,7 +52,7 @@ def window(
 
 
 def test_nodes_add_up_with_their_bounds() -> None:
-    merged = merge([Part("n1", window("n1", {"a": 100, "b": 200})), Part("n2", window("n2", {"a": 300}))], ["n1", "n2"])
+    merged = merge([("n1", window("n1", {"a": 100, "b": 200})), ("n2", window("n2", {"a": 300}))], ["n1", "n2"])
     total = merged.boundaries["device"]
     assert merged.valid
     assert (total.total_j, total.partial_j) == (600, None)
@@ -80,15 +80,15 @@ def test_a_node_whose_edges_lie_beside_the_others_has_that_in_its_bound(early: b
 
 def test_ranks_of_one_node_count_each_device_once() -> None:
     parts = [
-        Part("rank 0", window("n1", {"gpu0": 100, "gpu1": 100})),
-        Part("rank 1", window("n1", {"gpu1": 101, "gpu2": 100}, length=10.1)),
+        ("rank 0", window("n1", {"gpu0": 100, "gpu1": 100})),
+        ("rank 1", window("n1", {"gpu1": 101, "gpu2": 100}, length=10.1)),
     ]
     total = merge(parts).boundaries["device"]
     assert total.total_j == 301
 
 
 def test_a_missing_node_makes_the_total_unknown() -> None:
-    merged = merge([Part("n1", window("n1", {"a": 100}))], ["n1", "n2"])
+    merged = merge([("n1", window("n1", {"a": 100}))], ["n1", "n2"])
     total = merged.boundaries["device"]
     assert (total.total_j, total.partial_j) == (None, 100)
     assert merged.missing == ["n2"]
@@ -96,7 +96,7 @@ def test_a_missing_node_makes_the_total_unknown() -> None:
 
 
 def test_a_dead_sensor_on_one_node_makes_the_total_unknown() -> None:
-    merged = merge([Part("n1", window("n1", {"a": 100})), Part("n2", window("n2", {"a": None}))])
+    merged = merge([("n1", window("n1", {"a": 100})), ("n2", window("n2", {"a": None}))])
     total = merged.boundaries["device"]
     assert (total.total_j, total.partial_j) == (None, 105)
     assert not merged.valid
@@ -104,7 +104,7 @@ def test_a_dead_sensor_on_one_node_makes_the_total_unknown() -> None:
 
 
 def test_a_boundary_that_one_node_lacks_is_not_a_total() -> None:
-    merged = merge([Part("n1", window("n1", {"a": 100})), Part("n2", window("n2", {"c": 50}, boundary="cpu"))])
+    merged = merge([("n1", window("n1", {"a": 100})), ("n2", window("n2", {"c": 50}, boundary="cpu"))])
     assert merged.boundaries["device"].total_j is None
     assert merged.boundaries["cpu"].total_j is None
 
@@ -113,7 +113,7 @@ def test_only_windows_of_one_name_are_merged() -> None:
     other = window("n2", {"a": 1})
     other.name = "test"
     with pytest.raises(InputError, match="different names"):
-        merge([Part("n1", window("n1", {"a": 1})), Part("n2", other)])
+        merge([("n1", window("n1", {"a": 1})), ("n2", other)])
     with pytest.raises(InputError):
         merge([])
 

@@ -5,7 +5,7 @@ Pure functions: the same readings always give the same numbers, during a run or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from caraml.power.estimate import counter_energy, power_energy
@@ -19,6 +19,8 @@ MISMATCH = 0.10
 NO_SOURCE = "no power sensor"
 APPARENT = ("mean_va", "bound_va", "peak_va")
 """What is known of apparent power, and adds up."""
+SUMS = ("bound_j", "peak_w", "idle_j", "net_j", "net_bound_j")
+"""What else adds up, beside the energy."""
 ALIKE = 1e-3
 """Two counters of a machine's platform that differ by no more than this, relatively, or than their bounds, steps included, may be one."""
 ONLY_APPARENT = "the sensor gives apparent power only, which is not what is used"
@@ -194,7 +196,7 @@ def boundary_energy(channels: list[ChannelEnergy], duration: float) -> BoundaryE
     # Nesting is settled within a source: two sources may name the same rail differently.
     chosen = _named_once(roots(_one_source_per_hardware(_told_apart(channels))))
     total = BoundaryEnergy(channels=[c.id for c in chosen])
-    total.mean_va, total.bound_va, total.peak_va = (added(getattr(c, name) for c in chosen) for name in APPARENT)
+    add_up(total, chosen, APPARENT)
     total.va_reason = why_no_va({c.id: c for c in chosen})
     known = [c.energy_j for c in chosen if c.energy_j is not None]
     if len(known) < len(chosen):
@@ -205,11 +207,7 @@ def boundary_energy(channels: list[ChannelEnergy], duration: float) -> BoundaryE
         return total
     total.energy_j = sum(known)
     total.mean_w = total.energy_j / duration if duration > 0 else None
-    total.bound_j = added(c.bound_j for c in chosen)
-    total.peak_w = added(c.peak_w for c in chosen)
-    total.idle_j = added(c.idle_j for c in chosen)
-    total.net_j = added(c.net_j for c in chosen)
-    total.net_bound_j = added(c.net_bound_j for c in chosen)
+    add_up(total, chosen, SUMS)
     total.accuracy = max((c.accuracy for c in chosen if c.accuracy is not None), default=None)
     blocking = sorted({f for c in chosen for f in c.flags} & BLOCKING)
     total.valid = not blocking
@@ -262,6 +260,12 @@ def added(values: Iterable[float | None]) -> float | None:
     """Sum, or ``None`` if one of the values is not known."""
     found = list(values)
     return sum(v for v in found if v is not None) if found and all(v is not None for v in found) else None
+
+
+def add_up(total: BoundaryEnergy, parts: Sequence[ChannelEnergy | BoundaryEnergy], names: Iterable[str]) -> None:
+    """Write the sums of these fields into ``total``, ``None`` where one of the parts does not know its own."""
+    for name in names:
+        setattr(total, name, added(getattr(part, name) for part in parts))
 
 
 def subtract_idle(channel: ChannelEnergy, idle: ChannelEnergy | None, duration: float, idle_duration: float) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from caraml.base.errors import InputError, in_a_line
 from caraml.base.limits import MERGED, MERGED_CHANNELS, RANKS, read_json, too_large
-from caraml.power.energy import APPARENT, added, boundary_energy, sum_domains, why_no_va, with_channels
+from caraml.power.energy import APPARENT, SUMS, add_up, added, boundary_energy, sum_domains, why_no_va, with_channels
 from caraml.power.model import BOUNDARIES, BoundaryEnergy, ChannelEnergy, WindowEnergy
 
 if TYPE_CHECKING:
@@ -21,14 +21,6 @@ EQUAL = 1e-6
 """Windows whose lengths differ by no more than this, relatively, are of the same length: what is left is rounding."""
 _LARGEST = 1e18
 """No time, energy or power in a result is as large."""
-
-
-@dataclass(slots=True)
-class Part:
-    """What one rank, or one node, measured."""
-
-    name: str
-    window: WindowEnergy
 
 
 @dataclass(slots=True)
@@ -115,15 +107,14 @@ def _add(boundary: str, windows: Mapping[str, WindowEnergy], duration: float) ->
     parts = list(found.values())
     total = BoundaryEnergy(channels=[f"{node}/{channel}" for node, part in found.items() for channel in part.channels])
     if len(found) == len(windows) or spanning:
-        total.mean_va, total.bound_va, total.peak_va = (added(getattr(part, name) for part in parts) for name in APPARENT)
+        add_up(total, parts, APPARENT)
     total.va_reason = why_no_va({**found, **{node: BoundaryEnergy(va_reason=why) for node, why in lacking.items() if node not in found}})
     if lacking:
         known = (part.partial_j if part.energy_j is None else part.energy_j for part in parts)
         total.partial_j = added(joules for joules in known if joules is not None)
         total.reason = "; ".join(f"{node}: {why}" for node, why in lacking.items())
         return total
-    for name in _ADDED:
-        setattr(total, name, added(getattr(part, name) for part in parts))
+    add_up(total, parts, ("energy_j", "mean_w", *SUMS))
     total.accuracy = max((part.accuracy for part in parts if part.accuracy is not None), default=None)
     total.valid = all(part.valid for part in parts)
     total.reason = "; ".join(f"{node}: {part.reason}" for node, part in found.items() if part.reason) or None
@@ -131,7 +122,6 @@ def _add(boundary: str, windows: Mapping[str, WindowEnergy], duration: float) ->
 
 
 _JOULES = ("energy_j", "bound_j", "idle_j", "net_j", "net_bound_j", "partial_j")
-_ADDED = (*_JOULES[:-1], "mean_w", "peak_w")
 
 
 def _scaled(part: BoundaryEnergy, factor: float) -> BoundaryEnergy:
@@ -184,19 +174,19 @@ def _wider(channel: ChannelEnergy, joules: float) -> ChannelEnergy:
     return replace(channel, bound_j=channel.bound_j + joules, net_bound_j=net, bound_parts=parts)
 
 
-def merge(parts: Sequence[Part], expected: Iterable[str] | None = None) -> MergedEnergy:
-    """Add up the windows of one name; several of one node are put together, each domain once. A part of ``expected`` that is not there
-    makes every total ``None``."""
+def merge(parts: Sequence[tuple[str, WindowEnergy]], expected: Iterable[str] | None = None) -> MergedEnergy:
+    """Add up what ranks or nodes measured: each one's name and its window, all of the same name. Several of one node are put together, each
+    domain once. A name of ``expected`` that is not there makes every total ``None``."""
     if not parts:
         raise InputError("there is nothing to merge")
-    names = {p.window.name for p in parts}
+    names = {window.name for _, window in parts}
     if len(names) > 1:
         raise InputError(f"windows of different names cannot be merged: {', '.join(sorted(names))}")
     merged = MergedEnergy(names.pop())
-    merged.missing = sorted(set(expected or ()) - {p.name for p in parts})
+    merged.missing = sorted(set(expected or ()) - {name for name, _ in parts})
     ranks: dict[str, list[WindowEnergy]] = {}
-    for part in parts:
-        ranks.setdefault(part.window.node or part.name, []).append(part.window)
+    for name, window in parts:
+        ranks.setdefault(window.node or name, []).append(window)
     nodes = {node: of_one_node(windows) for node, windows in ranks.items()}
     merged.nodes = list(nodes)
     total = over_nodes(nodes)
@@ -230,18 +220,18 @@ def merge_folder(folder: Path) -> MergedEnergy:
                 raise too_large(file, taken, MERGED, "bytes with the results before it")
             document = json.loads(content, parse_float=_number, parse_constant=_number)
             size = document.get("world_size") or 0
-            part = _part(document, file.stem)
+            name, window = _part(document, file.stem)
         except OSError as error:
             raise InputError(f"{file}: cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{file}: not a result of caraml power: {type(error).__name__}: {in_a_line(error)}") from error
         if not isinstance(size, int) or size > RANKS:
             raise InputError(f"{file}: found the world_size {size!r:.40}, expected a number of at most {RANKS:,}")
-        if (channels := channels + len(part.window.channels)) > MERGED_CHANNELS:
+        if (channels := channels + len(window.channels)) > MERGED_CHANNELS:
             raise too_large(file, channels, MERGED_CHANNELS, "channels with the results before it")
-        parts.append(part)
+        parts.append((name, window))
         world = max(world, size)
-    expected = [f"rank {r}" for r in range(world)] if world > 1 and all(p.name.startswith("rank ") for p in parts) else None
+    expected = [f"rank {r}" for r in range(world)] if world > 1 and all(name.startswith("rank ") for name, _ in parts) else None
     return merge(parts, expected)
 
 
@@ -252,8 +242,8 @@ def _number(text: str) -> float:
     return value
 
 
-def _part(document: dict[str, Any], stem: str) -> Part:
-    """A result as one part. Raises ``ValueError``, ``KeyError``, ``TypeError`` or ``AttributeError`` for what is none."""
+def _part(document: dict[str, Any], stem: str) -> tuple[str, WindowEnergy]:
+    """Who measured a result, and its window. Raises ``ValueError``, ``KeyError``, ``TypeError`` or ``AttributeError`` for what is none."""
     rank, energy = document["rank"], document["energy"]
     window = _reader(WindowEnergy).validate_python({**energy, "channels": [], "boundaries": {}})
     window.channels = [_reader(ChannelEnergy).validate_python(channel) for channel in energy.get("channels", [])]
@@ -261,7 +251,7 @@ def _part(document: dict[str, Any], stem: str) -> Part:
     window.boundaries = {name: _reader(BoundaryEnergy).validate_python(given[name]) for name in BOUNDARIES if name in given}
     if window.boundaries and not window.duration_s > 0:
         raise ValueError(f"found a window of {window.duration_s:g} s")
-    return Part(f"rank {_reader(int).validate_python(rank)}" if rank is not None else stem, window)
+    return f"rank {_reader(int).validate_python(rank)}" if rank is not None else stem, window
 
 
 @cache
