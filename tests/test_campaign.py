@@ -18,7 +18,7 @@ from caraml.base.files import write_file
 from caraml.base.toml import parse_toml
 from caraml.campaign import Campaign, Options, exit_code, runner
 from caraml.campaign.runner import run_campaign
-from caraml.launch import Job, JobState, Launcher
+from caraml.launch import Job, JobState, Launcher, slurm
 from caraml.launch.slurm import SlurmLauncher
 from caraml.metrics.model import Metric
 from caraml.results.record import Record, Status
@@ -180,10 +180,10 @@ class FakeCluster(SlurmLauncher):
 
 
 def test_what_a_scheduler_s_queue_says_is_told_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_QUEUE_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(slurm, "_QUEUE_SECONDS", (0.0, 0.0))
     monkeypatch.setattr(runner, "_SCHEDULER_POLL_SECONDS", 0.01)
     run, said = campaign(tmp_path, FakeCluster(tmp_path))[0], list[str]()
-    run.say, run._queue = said.append, ("", 0.0, 0.0)
+    run.say = said.append
     assert statuses(run_campaign(run)).count("ok") == 2
     assert said == ["2 wait, place 4", "2 wait, place 3", "no job waits in the queue any more"]
 

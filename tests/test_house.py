@@ -120,11 +120,11 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_878,
     "base": 2_825,
-    "campaign": 1_634,
+    "campaign": 1_642,
     "cli": 1_629,
     "data": 791,
     "engine": 4_418,
-    "launch": 1_806,
+    "launch": 1_818,
     "metrics": 982,
     "power": 4_732,
     "reference": 499,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -221,6 +221,17 @@ def needed_by(campaign: Campaign, point: Point) -> Path | None:
     folder = campaign.store.points.absolute() / point.needs[0]
     folder /= str(max(attempts(folder) or (1,)))
     return folder if campaign.options.elsewhere is None else campaign.options.elsewhere.path(folder)
+
+
+def unmet(campaign: Campaign, needs: Iterable[str]) -> str | None:
+    """Which point that another needs, by its folder's name, did not succeed; ``None`` if all did."""
+    for name in needs:
+        record = latest_in(campaign.store.points / name)
+        if record is None:
+            return f"needs {name}, which has no result: caraml run {campaign.options.file or campaign.suite.suite.name}"
+        if record.status != "ok":
+            return f"needs {record.point.label}, which is {record.status}: {record.reason or 'no reason is known'}"
+    return None
 
 
 def files_of(campaign: Campaign, point: Point, folder: Path) -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""The machine under a campaign: what expansion must know of it, and how to wait for its jobs and for its device."""
+"""The machine under a campaign: what expansion must know of it, and how to wait for its jobs and for its device; and its disk."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import os
@@ -9,13 +10,13 @@ import select
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
 
 from caraml import __version__
-from caraml.base.errors import InputError
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.format import GIB, seconds_text
 from caraml.base.locks import Lock, machine_folder
 from caraml.launch.queue import login_node
@@ -32,9 +33,12 @@ _ONLY_PROGRAMS: dict[DeviceKind, str] = {
     "ipu": "torch drives no IPU, which computes by its vendor's programs only: suite caraml-ipu runs those",
     "fpga": "torch drives no FPGA, which computes what was synthesised for it: workload command runs programs that use it",
 }
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _TICKET = ".ticket"
 _TICKET_SECONDS = 10.0
 """A ticket with which nobody has asked for so long does not count."""
+_TELL_SECONDS, _SOON_SECONDS = 30.0, 0.5
+"""How often a campaign that waits for the device says so, and after how long at first and at another place."""
 
 
 def time_taken(row: Mapping[str, Scalar]) -> float | None:
@@ -84,6 +88,11 @@ class Pace:
         each = {kind: self._least[kind] if mean is None else mean for kind, mean in kinds.items()}
         total = sum(self._left[kind] * seconds for kind, seconds in each.items())
         return total - sum(min(seconds, each.get(_kind(point), 0.0)) for point, seconds in under_way), None not in kinds.values()
+
+    def left_text(self, under_way: Iterable[tuple[Point, float]]) -> str:
+        """:meth:`left` in words."""
+        seconds, known = self.left(under_way)
+        return f"{'about' if known else 'at least'} {seconds_text(seconds)} left" if known or seconds >= 1 else "time left unknown"
 
     def _mean(self, kind: tuple[str, ...]) -> float | None:
         if kind not in self._took and kind in self._earlier:
@@ -167,6 +176,25 @@ def refuse_login_node(command: str) -> None:
         )
 
 
+@contextmanager
+def writing_below(root: Path) -> Iterator[None]:
+    """Say what to do where what is inside fails because the folder of the results is gone, or its disk full: ``EnvironmentUnfitError``."""
+    try:
+        yield
+    except OSError as error:
+        if not root.exists():
+            raise EnvironmentUnfitError(
+                f"{root} is gone: moved or removed while the campaign ran",
+                "jobs of a scheduler go on; where the folder was moved, give its new name by --out and run the same command again",
+            ) from error
+        if error.errno not in _FULL:
+            raise
+        raise EnvironmentUnfitError(
+            f"the disk is full: {error.strerror} while writing below {root}; every record that was written is whole",
+            "make room, then run the same command again: it goes on where it stopped",
+        ) from error
+
+
 def wait_for(handles: Iterable[str], seconds: float) -> None:
     """Wait until a local job of these ends, but no longer than ``seconds``; where the kernel cannot tell, and for other jobs, just wait."""
     with ExitStack() as stack:
@@ -201,6 +229,8 @@ class DeviceLock:
         self._ticket: Lock | None = None
         self._until = ""
         """Second since 1970 at which its point should have ended; empty if unknown."""
+        self._told = (0, 0.0)
+        """Our place among those who wait as it was told, and when; 0: none, -1: none yet."""
 
     @property
     def trouble(self) -> str | None:
@@ -218,6 +248,7 @@ class DeviceLock:
             self._wait(expected)
             return False
         self._leave_queue()
+        self._told = (0, 0.0)
         self._until = "" if expected is None else f"{time.time() + expected:.0f}"
         self.runs("")
         return True
@@ -262,6 +293,16 @@ class DeviceLock:
         exact = "about" if len(known) == len(seconds) else "at least"
         about = f"{exact} {seconds_text(sum(known))}" if known else "nobody knows how long"
         return f"place {len(ahead) + 1} in the queue for the device, which {words} uses; {about}"
+
+    def news(self) -> str | None:
+        """What to say while we wait: :meth:`queue`, soon and at another place, else now and then; ``None`` in between."""
+        now, place = time.monotonic(), len(self.ahead()) + 1
+        if not self._told[0]:  # whose turn it is may only have to be noticed
+            self._told = (-1, now)
+        elif now - self._told[1] > (_SOON_SECONDS if place != self._told[0] else _TELL_SECONDS):
+            self._told = (place, now)
+            return self.queue()
+        return None
 
     def runs(self, handle: str) -> None:
         """Note what runs now, so that the lock stays taken if this process is killed."""

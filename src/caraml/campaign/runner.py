@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cached_property
@@ -14,7 +12,6 @@ from typing import Any
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import write_file
-from caraml.base.format import seconds_text
 from caraml.campaign import Campaign
 from caraml.campaign.attempt import (
     PointTask,
@@ -29,10 +26,11 @@ from caraml.campaign.attempt import (
     record_of_program,
     refuse_handles,
     summary_record,
+    unmet,
     wait_until_visible,
     write_again,
 )
-from caraml.campaign.machine import Pace, refuse_login_node, wait_for
+from caraml.campaign.machine import Pace, refuse_login_node, wait_for, writing_below
 from caraml.engine.instruments import why_no_sensor
 from caraml.launch import JobState, Launcher
 from caraml.launch.launchers import LocalLauncher, PrintLauncher, launcher_of, refuse_unasked, set_up, setup_script
@@ -41,19 +39,14 @@ from caraml.launch.slurm import SlurmLauncher, is_refused
 from caraml.results.claim import BUILT_IN, Heartbeat, kind_of, withdraw
 from caraml.results.record import STOPPED, Record
 from caraml.results.status import DONE, ProgressLine
-from caraml.results.store import RECORD, latest_in, read_record
+from caraml.results.store import RECORD, read_record
 from caraml.system.detect import detect, environment
 from caraml.worker.command_record import Sensors, how_it_ran, names_of
 
 _POLL_SECONDS = 0.25
 _SCHEDULER_POLL_SECONDS = 5.0
 _INDEX_SECONDS = 30.0
-_TELL_SECONDS, _SOON_SECONDS = 30.0, 0.5
-"""How often a campaign that waits for the device says so, and after how long at first and at another place."""
-_QUEUE_SECONDS = (60.0, 960.0)
-"""How often the whole queue of a scheduler is looked at, at first and after hours: that of a large machine has thousands of jobs."""
 _MANY = 1000
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CampaignRun:
@@ -77,38 +70,21 @@ class CampaignRun:
         """Keys of points that had a result when the campaign began."""
         self._pace = Pace(())
         self._launched = False
-        self._queue = ("", 0.0, _QUEUE_SECONDS[0])
-        """What was said of a scheduler's queue, when to look at it again, and how long to wait after that."""
         self._needed = {name for one in work for name in one.planned.point.needs}
         """Folders of points that others need."""
-        self._told = (0, 0.0)
-        """Place in the queue for the device as it was told, and when; 0: none, -1: none yet."""
 
     def records(self) -> list[Record]:
         """Run, and return the records in order (of the points that have one, when detached)."""
-        try:
-            with ExitStack() as stack:
-                self._heart = Heartbeat(self.store.root)
-                stack.callback(self._heart.end)
-                stack.callback(self.store.index.save)
-                self.store.index.load()
-                self._expect()
-                self._set_up()
-                self._loop()
-            if self._foreign:
-                refuse_unasked(self._foreign)
-        except OSError as error:
-            if not self.store.root.exists():
-                raise EnvironmentUnfitError(
-                    f"{self.store.root} is gone: moved or removed while the campaign ran",
-                    "jobs of a scheduler go on; where the folder was moved, give its new name by --out and run the same command again",
-                ) from error
-            if error.errno not in _FULL:
-                raise
-            raise EnvironmentUnfitError(
-                f"the disk is full: {error.strerror} while writing below {self.store.root}; every record that was written is whole",
-                "make room, then run the same command again: it goes on where it stopped",
-            ) from error
+        with writing_below(self.store.root), ExitStack() as stack:
+            self._heart = Heartbeat(self.store.root)
+            stack.callback(self._heart.end)
+            stack.callback(self.store.index.save)
+            self.store.index.load()
+            self._expect()
+            self._set_up()
+            self._loop()
+        if self._foreign:
+            refuse_unasked(self._foreign)
         return [self._records[index] for index in sorted(self._records)]
 
     def _expect(self) -> None:
@@ -199,29 +175,18 @@ class CampaignRun:
 
     def _unmet(self, work: PointTask) -> str | None:
         """Which point that another needs did not succeed, and does not run either."""
-        for name in set(work.point.needs) - {one.work.name for one in self._running.values()}:
-            record = latest_in(self.store.points / name)
-            if record is None:
-                return f"needs {name}, which has no result: caraml run {self.options.file or self.of.suite.suite.name}"
-            if record.status != "ok":
-                return f"needs {record.point.label}, which is {record.status}: {record.reason or 'no reason is known'}"
-        return None
+        return unmet(self.of, set(work.point.needs) - {one.work.name for one in self._running.values()})
 
     def _has_device(self, ours: bool) -> bool:
         """Whether the machine's device is ours to use."""
         if self.device is None or self._running or ours or self.device.acquire(self._pace.expected(self._waiting[0].planned.point)):
-            self._told = (0, 0.0)
             if self.device is not None and self.device.trouble is not None:
                 self._say_once(f"not waiting for other campaigns on this device: {self.device.trouble}")
             return True
         if self.options.no_wait and not self._launched:
             raise EnvironmentUnfitError(f"not waiting: {self.device.queue()}", "leave out --no-wait to wait for it")
-        now, place = time.monotonic(), len(self.device.ahead()) + 1
-        if not self._told[0]:  # whose turn it is may only have to be noticed
-            self._told = (-1, now)
-        elif now - self._told[1] > (_SOON_SECONDS if place != self._told[0] else _TELL_SECONDS):
-            self._told = (place, now)
-            self.say(self.device.queue())
+        if (news := self.device.news()) is not None:
+            self.say(news)
         return False
 
     def _open(self, work: PointTask, batch: list[tuple[PointTask, Path]]) -> int | None:
@@ -298,7 +263,10 @@ class CampaignRun:
             return
         wait_for(self._running, _POLL_SECONDS if self.launcher.slots is not None else _SCHEDULER_POLL_SECONDS)
         states = self._poll()
-        self._tell_queue([handle for handle, state in states.items() if state.state == "waiting"])
+        if isinstance(self.launcher, SlurmLauncher):
+            waiting = [handle for handle, state in states.items() if state.state == "waiting"]
+            if (news := self.launcher.news(waiting)) is not None:
+                self.say(news)
         for handle, state in states.items():
             running = self._running[handle]
             lines = running.reader.phases() if running.reader is not None else []
@@ -326,16 +294,6 @@ class CampaignRun:
             if is_refused(handle):
                 del self._running[handle]
                 self._ensure_record(running, running.launcher.poll([handle])[handle])
-
-    def _tell_queue(self, handles: Sequence[str]) -> None:
-        """Say what the jobs wait for that a scheduler has not started, when that has changed."""
-        text, at, wait = self._queue
-        if not isinstance(self.launcher, SlurmLauncher) or time.monotonic() < at or not (handles or text):
-            return
-        now = (self.launcher.waiting_text(handles) or "") if handles else ""
-        if now != text:
-            self.say(now or "no job waits in the queue any more")
-        self._queue = (now, time.monotonic() + wait, min(2 * wait, _QUEUE_SECONDS[1]))
 
     def _poll(self) -> dict[str, JobState]:
         states: dict[str, JobState] = {}
@@ -401,9 +359,7 @@ class CampaignRun:
         if self.launcher.slots is None:
             return
         now = time.monotonic()
-        seconds, known = self._pace.left([(running.work.point, now - running.since) for running in self._running.values()])
-        told = f"{'about' if known else 'at least'} {seconds_text(seconds)} left"
-        self.watcher.left(told if known or seconds >= 1 else "time left unknown")
+        self.watcher.left(self._pace.left_text([(running.work.point, now - running.since) for running in self._running.values()]))
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:

@@ -28,6 +28,8 @@ _PACKED = "pack"
 _RETRY_SECONDS = 5.0
 _IDS_PER_CALL = 500
 _LOOKS, _LOOK_SECONDS = 10, 0.3
+_QUEUE_SECONDS = (60.0, 960.0)
+"""How often the whole queue is looked at, at first and after hours: that of a large machine has thousands of jobs."""
 _LAST_WORD = re.compile(r"error: \*\*\* (.*) \*\*\*")
 
 
@@ -55,6 +57,8 @@ class SlurmLauncher:
         self._missing_since: dict[str, float] = {}
         self._last_words: dict[str, queue.Answer] = {}
         """What Slurm said of jobs that are over; it may forget them before their files had time to appear."""
+        self._said, self._next_look, self._pause = "", 0.0, _QUEUE_SECONDS[0]
+        """What was said of the queue, when to look at it again, and how long to wait after that."""
 
     # -- submitting ----------------------------------------------------------------------------------------------------
 
@@ -170,6 +174,14 @@ class SlurmLauncher:
         if gone:
             answers |= queue.in_accounting(sorted(gone))
         return states | {handle: self._from_slurm(handle, answers.get(_job(handle))) for handle in open_handles}
+
+    def news(self, handles: Sequence[str]) -> str | None:
+        """What to say of these jobs, which have not started; ``None`` where that has not changed, or is not looked at yet."""
+        if self._clock() < self._next_look or not (handles or self._said):
+            return None
+        before, self._said = self._said, (self.waiting_text(handles) or "") if handles else ""
+        self._next_look, self._pause = self._clock() + self._pause, min(2 * self._pause, _QUEUE_SECONDS[1])
+        return None if self._said == before else self._said or "no job waits in the queue any more"
 
     @staticmethod
     def waiting_text(handles: Iterable[str]) -> str | None:
