@@ -119,7 +119,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_878,
-    "base": 2_825,
+    "base": 2_832,
     "campaign": 1_642,
     "cli": 1_629,
     "data": 791,
@@ -128,8 +128,8 @@ LINES = {
     "metrics": 982,
     "power": 4_732,
     "reference": 499,
-    "report": 4_939,
-    "results": 3_173,
+    "report": 4_927,
+    "results": 3_171,
     "suite": 2_680,
     "system": 3_392,
     "verify": 1_007,

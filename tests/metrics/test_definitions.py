@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from caraml.base.errors import UnknownNameError
-from caraml.base.format import count, human, percent, significant
+from caraml.base.format import count, human, percent, significant, some
 from caraml.metrics import model
 from caraml.metrics.model import METRICS, Metric, OwnMetric, StatedMetric, check_stated, definition_of, see_known, title_of, unit_of
 from caraml.results.record import Record
@@ -43,6 +43,11 @@ def test_significant_never_uses_exponents_for_everyday_sizes() -> None:
 def test_one_of_a_thing_is_no_plural() -> None:
     assert [count(number, "file") for number in (0, 1, 2, 1200)] == ["0 files", "1 file", "2 files", "1,200 files"]
     assert [count(2, noun) for noun in ("batch", "epoch", "loss")] == ["2 batches", "2 epochs", "2 losses"]
+
+
+def test_the_first_of_many_are_named_and_the_others_counted() -> None:
+    assert [some(["a", "b", "c"][:number], 2) for number in range(4)] == ["", "a", "a, b", "a, b and 1 more"]
+    assert some([*"abc"], 1, "; ") == "a; and 2 more" and some([*"abc"], 1, "\n") == "a\nand 2 more"
 
 
 def test_percent() -> None:

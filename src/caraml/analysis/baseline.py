@@ -24,6 +24,7 @@ from caraml.analysis.grouping import axes, facts, grouped, valid, without
 from caraml.analysis.run_variation import estimates_of
 from caraml.base.errors import InputError, in_a_line, unknown_name
 from caraml.base.files import make_folder, who_else, write_file
+from caraml.base.format import some
 from caraml.base.limits import FLAGS, LARGEST, LISTING, METRICS, NAME, POINTS, counted, read_json
 from caraml.power.model import METHOD_VERSION
 from caraml.results.record import Record
@@ -345,9 +346,8 @@ def works_of(points: Sequence[PlannedPoint], baseline: Baseline) -> tuple[list[W
             labels.setdefault(work, label_of(planned.point))
     lacking = [labels[work] for work in keys if work not in known]
     if lacking:
-        listed = ", ".join(lacking[:5]) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
         raise InputError(
-            f"baseline {baseline.name!r} lacks {len(lacking)} of {len(keys)} points of the suite: {listed}",
+            f"baseline {baseline.name!r} lacks {len(lacking)} of {len(keys)} points of the suite: {some(lacking, 5)}",
             f"run the suite and accept it: caraml accept {baseline.suite} --as {baseline.name} --replace",
         )
     gone = [point.label for point in baseline.points if point.work not in keys]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 JOULES_PER_WATT_HOUR = 3600.0
 GIB = 1024.0**3
@@ -51,6 +52,12 @@ def count(number: int, noun: str) -> str:
     """``1 device``, ``1,024 devices``, ``2 batches``."""
     ending = "" if number == 1 else "es" if noun.endswith(("tch", "ss")) else "s"
     return f"{number:,} {noun}{ending}"
+
+
+def some(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """The first of some names, and how many others there are: ``a, b and 3 more``, or ``a; b; and 3 more``."""
+    more = f"{between.lstrip(',')}and {len(names) - most:,} more" if len(names) > most else ""
+    return between.join(names[:most]) + more
 
 
 _INSTEAD = "\N{REPLACEMENT CHARACTER}"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
 
+from caraml.base.format import some
 from caraml.engine.ranks import Ranks
 from caraml.system.variables import PATIENCE, seconds_asked
 
@@ -104,8 +105,7 @@ class HangVerdict:
 
 
 def _named(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank{'s' * (len(ranks) > 1)} {shown}"
+    return f"rank{'s' * (len(ranks) > 1)} {some([*map(str, ranks)], 8)}"
 
 
 class Watchdog:

@@ -15,7 +15,7 @@ from caraml.analysis.compare import Change, Comparison, Gate
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.run_variation import INTERVAL
 from caraml.analysis.scaling import OTHER_BOUNDARIES
-from caraml.base.format import count, printable, significant
+from caraml.base.format import count, printable, significant, some
 from caraml.metrics.model import METRICS, title_of
 from caraml.report.section import Section, at_most, written
 
@@ -201,8 +201,7 @@ def _best(best: Best, advice: Advice) -> str:
     goal = f"{best.goal} ({best.choice.boundary})" if best.goal != "time" and len(by_boundary(advice.choices)) > 1 else best.goal
     if best.ties:
         names = [best.choice.name, *(choice.name for choice in best.ties)]
-        listed = ", ".join(names[:_TIES]) + (f" and {len(names) - _TIES} more" if len(names) > _TIES else "")
-        return f"best for {goal}: indistinguishable: {listed}; more repeats may tell them apart"
+        return f"best for {goal}: indistinguishable: {some(names, _TIES)}; more repeats may tell them apart"
     lead = "" if best.lead is None else f"; the next costs {change(best.lead)}"
     return f"best for {goal}: {best.choice.name}{lead}{_picked(best, advice)}"
 
@@ -230,9 +229,8 @@ def verdict_line(check: SuiteCheck) -> str:
     deciding = [one for one in check.points if one.verdict == verdict]
     if verdict == "same":
         return f"same: {count(total, 'point')}, none is {100 * check.within:g} % or more worse than {check.baseline.name}"
-    named = "; ".join(f"{one.label} {_how(one)}".rstrip() for one in deciding[:_NAMED])
-    more = f"; and {len(deciding) - _NAMED} more" if len(deciding) > _NAMED else ""
-    return f"{verdict}: {len(deciding)} of {count(total, 'point')}: {named}{more}"
+    named = some([f"{one.label} {_how(one)}".rstrip() for one in deciding], _NAMED, "; ")
+    return f"{verdict}: {len(deciding)} of {count(total, 'point')}: {named}"
 
 
 def _how(point: CheckedPoint) -> str:

@@ -16,7 +16,7 @@ from caraml.analysis.table import rows as flat_rows
 from caraml.base.chart import standalone
 from caraml.base.errors import InputError
 from caraml.base.files import make_folder, write_file
-from caraml.base.format import count, percent, printable
+from caraml.base.format import count, percent, printable, some
 from caraml.metrics.energy import NO_ENERGY
 from caraml.metrics.model import title_of
 from caraml.report import figures, published, scaling, times
@@ -185,17 +185,12 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
             for boundary, alike, _ in by_boundary(having, (quantity,)) if having else []:
                 record = min(counting(runs_of(alike)), key=lambda record: sign * (record.value(quantity.name) or 0.0))
                 best.append(f"{named[record.key]}{boundary}: {quantity.text(record.metrics[quantity.name])}")
-        found += [(title, _some(best))] if best else []
+        different = list(dict.fromkeys(best))  # where two works meet, one point may be the best of both
+        found += [(title, some(different, MOST_WORKS, "; "))] if best else []
     partners = Partners(line.mean for line in good)
     limits = Counter(bottleneck(line.mean, partners).word for line in good)
     found.append(("Limited by", ", ".join(f"{word}: {number}" for word, number in limits.most_common())))
     return found + _next_steps(lines, [*disturbed, *imprecise])
-
-
-def _some(texts: Sequence[str]) -> str:
-    texts = list(dict.fromkeys(texts))  # where two works meet, one point may be the best of both
-    more = f"; and {len(texts) - MOST_WORKS} more in the table" if len(texts) > MOST_WORKS else ""
-    return "; ".join(texts[:MOST_WORKS]) + more
 
 
 def _next_steps(lines: Sequence[Repeats], doubtful: Sequence[Repeats]) -> list[tuple[str, str]]:
@@ -245,10 +240,7 @@ def environment(records: Sequence[Record], named: Mapping[str, str]) -> Section:
             return value
         return f"{value} ({', '.join(having) if len(having) <= MOST_POINTS else f'{len(having)} points, such as {having[0]}'})"
 
-    rows = []
-    for name, values in found.items():
-        lines = [of(value, having) for value, having in list(values.items())[:MOST_VALUES]]
-        rows.append([name, "\n".join([*lines, *([f"and {len(values) - MOST_VALUES} more"] if len(values) > MOST_VALUES else [])])])
+    rows = [[name, some([of(*each) for each in values.items()], MOST_VALUES, "\n")] for name, values in found.items()]
     notes = [] if rows else ["No environment was recorded."]
     return Section("Environment", ["setting", "value"], rows, notes, id="environment")
 
@@ -314,8 +306,7 @@ def _power(store: Store, records: Sequence[Record]) -> tuple[list[ReportFigure],
         notes.append(f"The first {MOST_TRACES} of {len(with_power)} points; choose any point under One point in full to see its power.")
     silent = [named[record.key] for record in records if energy_reason(record) is not None and NODE.of([record]) is None]
     if silent:
-        more = f" and {len(silent) - MOST_NAMED} more" if len(silent) > MOST_NAMED else ""
-        notes.append(f"No energy for {', '.join(silent[:MOST_NAMED])}{more}; the reason stands below the table of results.")
+        notes.append(f"No energy for {some(silent, MOST_NAMED)}; the reason stands below the table of results.")
     elif not with_power:
         notes.append("No power was recorded.")
     return [figure for figure in drawn if figure is not None], notes

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from caraml.analysis.grouping import Axes, axes, by_way, counting, disturbances, grouped, told_apart, unstated_size, valid, ways, without
 from caraml.analysis.scaling import KEPT, PLACEMENT, batch_of, families_of, kind_of, left_out, micro_batch
-from caraml.base.format import count, printable
+from caraml.base.format import count, printable, some
 from caraml.metrics.model import METRICS, Metric
 from caraml.report.grouping import MOST_FIGURES, Quantity, families, of_runs, placement
 from caraml.report.section import ReportFigure
@@ -112,8 +112,7 @@ def of_stated_batch(group: Sequence[Record]) -> tuple[list[Record], str]:
 def disturbed(lines: Lines) -> str:
     """Which points rest on runs that something disturbed, as they have no others, as a sentence; empty where none does."""
     found = [f"{name} ({', '.join(flags)})" for name, repeats in lines if (flags := disturbances(counting(repeats)))]
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return f" Something disturbed every run of {', '.join(found[:_NAMED])}{more}." if found else ""
+    return f" Something disturbed every run of {some(found, _NAMED)}." if found else ""
 
 
 _NAMED = 4

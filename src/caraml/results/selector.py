@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caraml.base.errors import InputError
+from caraml.base.format import some
 from caraml.base.limits import LOG_END, tail
 from caraml.results.rows import Scalar, recorded, row_of
 from caraml.results.status import TO_DO, UNHAPPY, standings
@@ -323,10 +324,7 @@ def _nothing(store: Store, text: str, current: Sequence[Listing], points: dict[s
     suites, tags = store.suites(), sorted({tag for suite in store.suites() for one in store.rounds(suite) for tag in one.tags})
     labels = list(dict.fromkeys(_REPEAT.sub("", one.label) for one in points.values()))
     kinds = (("suites", suites), ("variants", [one.campaign for one in current if one.settings]), ("tags", tags), ("points", labels))
-    parts = []
-    for kind, known in kinds:
-        more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
-        parts += [f"{kind}: {', '.join(known[:_LISTED])}{more}"] if known else []
+    parts = [f"{kind}: {some(known, _LISTED)}" for kind, known in kinds if known]
     if not parts:
         return InputError(
             f"no results below {store.root}, where {text!r} was looked for", "caraml run quick, or --out FOLDER for results elsewhere"
