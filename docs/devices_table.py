@@ -33,7 +33,7 @@ def _all(test: str, *kinds: str) -> dict[str, str]:
 
 FEATURES: Mapping[str, Mapping[str, str]] = {
     "detection": {
-        "cpu": f"{_DETECT}::test_no_torch_and_quick_identity",
+        "cpu": f"{_DETECT}::test_without_nvml_the_cpus_are_the_device",
         "cuda": f"{_DETECT}::test_four_a100",
         "rocm": f"{_DETECT}::test_amd_gpus_by_sys",
         **_all(f"{_FAMILIES}::test_one_that_torch_drives_is_what_torch_says", "xpu", "hpu", "npu"),
