@@ -121,7 +121,7 @@ LINES = {
     "analysis": 3_878,
     "base": 2_832,
     "campaign": 1_642,
-    "cli": 1_629,
+    "cli": 1_610,
     "data": 791,
     "engine": 4_418,
     "launch": 1_818,

@@ -9,10 +9,9 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -31,14 +30,6 @@ if TYPE_CHECKING:
 _MOST_ROUNDS = 1000
 _ENOUGH_RUNS, _ENOUGH_TIME = 10, timedelta(days=14)
 """From where on `accept` does not ask for more."""
-
-
-class Flags(StrEnum):
-    """What a flag does to a number."""
-
-    STRICT = "strict"
-    WARN = "warn"
-    IGNORE = "ignore"
 
 
 @app.command()
@@ -91,8 +82,9 @@ def check(  # noqa: PLR0917 -- options, which nobody gives by position
     baseline: Annotated[str, typer.Option("--baseline", help="Name that a campaign was accepted under.")],
     out: Out = RESULTS,
     flags: Annotated[
-        Flags, typer.Option("--flags", help="strict: measure flagged points again; warn: use their numbers and say so.")
-    ] = Flags.STRICT,
+        Literal["strict", "warn", "ignore"],
+        typer.Option("--flags", help="strict: measure flagged points again; warn: use their numbers and say so."),
+    ] = "strict",
     within: Annotated[str, typer.Option("--within", help="Loss that is tolerated where it is shown to be smaller: 2%.")] = "2%",
     retries: Annotated[
         int, typer.Option("--retries", min=0, max=100, help="Measure undecided points again so often, and worse ones once.")
@@ -124,7 +116,7 @@ def check(  # noqa: PLR0917 -- options, which nobody gives by position
     refuse_other_machine(accepted, machine_of_system(campaign.system))
     works, notes = works_of(campaign.plan().points, accepted)
     notes += (*who_wrote(out, baseline), *_give_results(works, asked, accepted, latest))
-    judge = partial(judged, flags=flags.value, within=tolerance, nights=nights)
+    judge = partial(judged, flags=flags, within=tolerance, nights=nights)
     found = settle(
         works, judge, lambda keys: _measured(replace(asked, options=replace(asked.options, only=keys))), 0 if latest else retries
     )

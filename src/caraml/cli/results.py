@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -80,25 +79,15 @@ def results(  # noqa: PLR0917 -- options, which nobody gives by position
         console().print(plain_table(columns, (["–" if value is None else str(value) for value in line] for line in lines)))
 
 
-class Format(StrEnum):
-    """What a report can be written as."""
-
-    HTML = "html"
-    MD = "md"
-    CSV = "csv"
-    PDF = "pdf"
-    PNG = "png"
-    SVG = "svg"
-
-
 @app.command()
 def report(
     what: What = None,
     out: Out = RESULTS,
     *,
     format: Annotated[
-        Format, typer.Option("--format", help="html: one page. md, csv: text. pdf, png, svg: a file for each figure.")
-    ] = Format.HTML,
+        Literal["html", "md", "csv", "pdf", "png", "svg"],
+        typer.Option("--format", help="html: one page. md, csv: text. pdf, png, svg: a file for each figure."),
+    ] = "html",
     to: Annotated[
         Path | None, typer.Option("--to", help="File, or folder of figures; default: beside the results if they are yours.")
     ] = None,
@@ -107,7 +96,7 @@ def report(
 ) -> None:
     """Write the report: an HTML page that opens without a network, text, or figures; or serve the pages of many campaigns."""
     if serve:
-        if what is not None or to is not None or format is not Format.HTML:
+        if what is not None or to is not None or format != "html":
             raise InputError("--serve shows every campaign as a page", "leave out the name, --format and --to")
         _serve(out, port)
         return
@@ -116,11 +105,11 @@ def report(
     found = chosen(what, out)
     store, records, title, name = found.store, found.records(), found.title, found.slug
     beside = to or _place(out)
-    if format in (Format.PDF, Format.PNG, Format.SVG):
+    if format in ("pdf", "png", "svg"):
         from caraml.base.format import count
         from caraml.report.document import write_figures
 
-        written = write_figures(store, records, to or beside / f"{name}-figures", format.value)
+        written = write_figures(store, records, to or beside / f"{name}-figures", format)
         say(f"{count(len(written), 'figure')} in {written[0].parent}")
         return
     from caraml.base.files import make_folder, write_file
@@ -129,7 +118,7 @@ def report(
 
     path = to or beside / f"{name}.{format}"
     make_folder(path.parent)
-    texts = {Format.HTML: partial(page, store, records, title), Format.MD: partial(markdown, store, records, title)}
+    texts = {"html": partial(page, store, records, title), "md": partial(markdown, store, records, title)}
     write_file(path, texts.get(format, partial(csv_text, records))())
     say(path)
 
