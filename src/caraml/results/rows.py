@@ -58,7 +58,8 @@ _OF_POINT = (
 )
 _GUESSED = frozenset({"mode", "precision", "compile", "global_batch", "micro_batch", "accumulation", "seed"})
 """Columns that are null where nobody stated them: a point has some value there."""
-ALWAYS = frozenset({*_OF_POINT, "key", "attempt", "status", "flags", "item", "started_at", "schema_version", "method_version"})
+_OF_RECORD = ("key", "attempt", "status", "item", "started_at", "schema_version", "method_version")
+ALWAYS = frozenset({*_OF_POINT, *_OF_RECORD, "flags"})
 """Columns that every row has."""
 
 
@@ -68,16 +69,7 @@ def row_of(record: Record) -> dict[str, Scalar]:
     row: dict[str, Scalar] = {name: getattr(point, name) for name in _OF_POINT}
     unknown = {*record.unstated, *(["accumulation"] if "micro_batch" in record.unstated else [])} & _GUESSED
     row |= dict.fromkeys(unknown)
-    row |= {
-        "key": record.key,
-        "attempt": record.attempt,
-        "status": record.status,
-        "flags": ",".join(record.flags),
-        "item": record.item,
-        "started_at": record.started_at,
-        "schema_version": record.schema_version,
-        "method_version": record.method_version,
-    }
+    row |= {name: getattr(record, name) for name in _OF_RECORD} | {"flags": ",".join(record.flags)}
     metrics = record.metrics
     energy, mfu = metrics.get("energy"), metrics.get("mfu")
     row |= {
