@@ -6,14 +6,13 @@ a tag; a point by its key or label, or by their beginning, ``POINT/ATTEMPT`` for
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from caraml.base.errors import InputError
+from caraml.base.errors import InputError, nearest
 from caraml.base.format import some
 from caraml.base.limits import LOG_END, tail
 from caraml.results.rows import Scalar, recorded, row_of
@@ -281,7 +280,7 @@ def _round(name: str, store: Store, named: Sequence[Listing], which: str) -> Sel
         near: str | None = str(min(rounds, key=lambda one: abs(one.round - int(which[:9]))).round)
     else:
         known = [name for one in rounds for name in (*one.tags, one.asked_at[: len(which)])]
-        near = next(iter(difflib.get_close_matches(which, known, n=1, cutoff=0.5)), None)
+        near = nearest(which, known, 0.5)
     told = ", ".join(map(_told, rounds[-_LISTED:]))
     hint = f"did you mean {name.rpartition('@')[0]}@{near}?" if near else f"caraml status {suite} lists the rounds"
     raise InputError(f"suite {suite} has no {what} {which}; it has {told}", hint)
@@ -329,6 +328,6 @@ def _nothing(store: Store, text: str, current: Sequence[Listing], points: dict[s
         return InputError(
             f"no results below {store.root}, where {text!r} was looked for", "caraml run quick, or --out FOLDER for results elsewhere"
         )
-    near = difflib.get_close_matches(text, [name for _, known in kinds for name in known], n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]!r}?" if near else "caraml status lists suites and their rounds, caraml results points"
+    near = nearest(text, (name for _, known in kinds for name in known))
+    hint = f"did you mean {near!r}?" if near else "caraml status lists suites and their rounds, caraml results points"
     return InputError(f"{text!r} is no folder of results, and no suite, tag or point below {store.root} ({'; '.join(parts)})", hint)

@@ -102,10 +102,6 @@ class _Asked(FrozenModel):
     measure: Measure | None = Field(None, description="when a measurement starts and stops")
 
 
-class Override(_Asked):
-    """Values that replace the benchmark's own on one class of device."""
-
-
 class Benchmark(_Asked):
     """One `[[benchmark]]` table: a workload and what to sweep."""
 
@@ -121,7 +117,7 @@ class Benchmark(_Asked):
         None,
         description="benchmark of this suite that has to succeed first; `needed` is a link to the folder of its point, or of the one alike",
     )
-    on: dict[DeviceClass, Override] = Field({}, description="values that replace these on one class of device, `cpu` or `gpu`")
+    on: dict[DeviceClass, _Asked] = Field({}, description="values that replace these on one class of device, `cpu` or `gpu`")
 
     def asked(self, device_class: DeviceClass) -> dict[str, Any]:
         """The values in force on this class of device; ``params`` and ``measure`` are merged key by key."""
