@@ -133,7 +133,7 @@ LINES = {
     "suite": 2_676,
     "system": 3_392,
     "verify": 1_007,
-    "worker": 2_126,
+    "worker": 2_122,
     "workloads": 8_622,
 }
 FILES = 187

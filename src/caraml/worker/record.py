@@ -30,6 +30,7 @@ from caraml.metrics.run import epoch_metrics, is_input_bound, run_metrics, whole
 from caraml.metrics.window import at_mean_items, derive, limit_flags
 from caraml.power.model import HEADLINES
 from caraml.power.store import ROW
+from caraml.results.claim import start_time
 from caraml.results.record import Fingerprint, Record
 from caraml.results.rows import write_table
 from caraml.suite.model import Point, Precision
@@ -309,13 +310,8 @@ def process_start() -> float:
 
     Where the kernel does not tell, now.
     """
-    now = time.monotonic()
-    try:
-        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return now
-    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22: ticks since boot
-    return now - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+    now, ticks = time.monotonic(), start_time(os.getpid())
+    return now - (time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK")) if ticks else now
 
 
 class PhaseLog:
