@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from caraml.worker.measure import measure
 
 __version__ = "0.1.0"
+METHOD_VERSION = 2
+"""Version of the rules by which time and energy are measured. It changes when the same run, or the same readings, would give another
+number; results of different versions are never taken for the same work. 1: version 0.1.0. 2: the energy of every node counts, the window
+begins and ends on all ranks together, and an energy whose sensor went silent is not replaced by that of another boundary."""
 __all__ = ["Policy", "__version__", "load", "measure"]
 
 

@@ -19,9 +19,9 @@ from caraml.suite.choice import with_settings
 from caraml.suite.expand import expand
 from caraml.suite.load import load_suite
 from caraml.system.catalogue import load_system
-from caraml.worker.command_record import names_of
 from caraml.workloads import params_of
 from caraml.workloads.command import Params as CommandParams
+from caraml.workloads.command import names_of
 
 FAKES = Path(__file__).parents[1] / "fakes"
 pytestmark = pytest.mark.processes

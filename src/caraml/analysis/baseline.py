@@ -19,6 +19,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from caraml import METHOD_VERSION
 from caraml.analysis.estimate import UNKNOWN, started, time_of, values
 from caraml.analysis.grouping import axes, facts, grouped, valid, without
 from caraml.analysis.run_variation import estimates_of
@@ -26,7 +27,6 @@ from caraml.base.errors import InputError, in_a_line, unknown_name
 from caraml.base.files import make_folder, who_else, write_file
 from caraml.base.format import some
 from caraml.base.limits import FLAGS, LARGEST, LISTING, METRICS, NAME, POINTS, counted, read_json
-from caraml.power.model import METHOD_VERSION
 from caraml.results.record import Record
 from caraml.results.selector import Selection
 from caraml.results.store import Store

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
+from caraml import METHOD_VERSION
 from caraml.analysis.baseline import SEVERAL, AcceptedPoint, Baseline, WorkRuns, surroundings, why_not
 from caraml.analysis.compare import family, loss_of
 from caraml.analysis.estimate import Estimate, Value, sessions_of, smallest_change, time_of, values
@@ -26,7 +27,6 @@ from caraml.analysis.run_variation import ratios
 from caraml.base.errors import ExitCode
 from caraml.base.stats import holm
 from caraml.metrics.model import METRICS, title_of
-from caraml.power.model import METHOD_VERSION
 from caraml.results.record import Record
 
 CheckVerdict: TypeAlias = Literal["worse", "undecided", "better", "same", "not judged"]

@@ -28,8 +28,8 @@ from caraml.suite.expand import PlannedPoint
 from caraml.suite.model import Point
 from caraml.system.variables import PROGRAM, SITE, behind, concealed, forget, hand_over, is_reference, missing, of_caller
 from caraml.worker.command import COMMAND, Command, peak_memory
-from caraml.worker.command_record import Ran, Sensors, filled_command, names_of, once, record_of_run, references
-from caraml.workloads.command import Params, filled
+from caraml.worker.command_record import Ran, Sensors, once, record_of_run
+from caraml.workloads.command import Params, filled, filled_command, names_of, references
 
 _VISIBLE_SECONDS = 10.0
 _LOOK_SECONDS = 0.25

@@ -28,10 +28,9 @@ from caraml.results.claim import launcher_plugins
 from caraml.results.store import latest_in
 from caraml.suite.model import Point
 from caraml.system.model import System
-from caraml.worker.command_record import filled_command, names_of, references
 from caraml.workloads import load_workload
 from caraml.workloads.base import INPUTS
-from caraml.workloads.command import Params, filled
+from caraml.workloads.command import Params, filled, filled_command, names_of, references
 
 if TYPE_CHECKING:
     from caraml.engine.memory import Planned

@@ -41,7 +41,8 @@ from caraml.results.record import STOPPED, Record
 from caraml.results.status import DONE, ProgressLine
 from caraml.results.store import RECORD, read_record
 from caraml.system.detect import detect, environment
-from caraml.worker.command_record import Sensors, how_it_ran, names_of
+from caraml.worker.command_record import Sensors, how_it_ran
+from caraml.workloads.command import names_of
 
 _POLL_SECONDS = 0.25
 _SCHEDULER_POLL_SECONDS = 5.0

@@ -22,9 +22,8 @@ from caraml.suite.model import Point
 from caraml.system import affinity
 from caraml.system.model import DeviceKind, Scheduler, Site, Software
 from caraml.system.variables import PROGRAM, SITE, check_name, concealed, loading
-from caraml.worker.command_record import filled_command, names_of, references
 from caraml.workloads.base import SUITE_FOLDER
-from caraml.workloads.command import Params
+from caraml.workloads.command import Params, filled_command, names_of, references
 
 SCRIPT = "run.sh"
 NEEDED = "needed"

@@ -9,10 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
-METHOD_VERSION = 2
-"""Version of the rules by which time and energy are measured. It changes when the same run, or the same readings, would give another
-number; results of different versions are never taken for the same work. 1: version 0.1.0. 2: the energy of every node counts, the window
-begins and ends on all ranks together, and an energy whose sensor went silent is not replaced by that of another boundary."""
+from caraml import METHOD_VERSION
 
 Kind = Literal["energy", "power_instant", "power_mean", "apparent_va"]
 """``energy``: a counter [J]; ``power_instant``: power now [W]; ``power_mean``: power averaged by the sensor [W]; ``apparent_va``: product

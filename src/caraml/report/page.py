@@ -11,13 +11,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caraml import __version__
+from caraml import METHOD_VERSION, __version__
 from caraml.analysis.run_variation import INTERVAL
 from caraml.base.chart import WIDTH, Drawing, symbol
 from caraml.base.files import make_folder, write_file
 from caraml.base.format import printable
 from caraml.metrics.model import METRICS, definition_of, title_of
-from caraml.power.model import METHOD_VERSION
 from caraml.report.document import (
     HEADLINE,
     ResultRow,

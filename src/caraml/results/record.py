@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
+from caraml import METHOD_VERSION
 from caraml.base import limits
 from caraml.metrics.energy import ENERGY_METRICS
 from caraml.metrics.model import Bandwidth, Facts, FiniteModel, Metric, OwnMetric, Peak, Phase, Window
-from caraml.power.model import METHOD_VERSION, WindowEnergy
+from caraml.power.model import WindowEnergy
 from caraml.suite.model import Point
 
 SCHEMA_VERSION = 1

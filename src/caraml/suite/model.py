@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
+from caraml import METHOD_VERSION
 from caraml.base.limits import COUNT
 from caraml.base.toml import FrozenModel, checked
-from caraml.power.model import METHOD_VERSION
 from caraml.system.model import DeviceClass
 
 Attention = Literal["auto", "flash", "cudnn", "efficient", "math"]

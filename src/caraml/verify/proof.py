@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from caraml import __version__
+from caraml import METHOD_VERSION, __version__
 from caraml.base.files import open_new, write_file
 from caraml.base.format import human, percent
 from caraml.base.locks import NODE
@@ -33,7 +33,6 @@ from caraml.launch import Launcher
 from caraml.launch.launchers import LocalLauncher
 from caraml.metrics.model import Metric
 from caraml.power import Meter
-from caraml.power.model import METHOD_VERSION
 from caraml.power.source import POWER_SOURCES
 from caraml.results.finish import LOG, finish, now
 from caraml.results.record import Record

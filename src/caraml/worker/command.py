@@ -39,9 +39,9 @@ from caraml.results.store import write_record
 from caraml.suite.model import Point
 from caraml.system.detect import detect, environment
 from caraml.system.variables import PROGRAM, handed_over
-from caraml.worker.command_record import Ran, measured_by, names_of, record_of_run, window_of
+from caraml.worker.command_record import Ran, measured_by, record_of_run, window_of
 from caraml.worker.remote import OtherNodes
-from caraml.workloads.command import Marks, Params
+from caraml.workloads.command import Marks, Params, names_of
 
 COMMAND = "command.json"
 NOT_FOUND, NOT_EXECUTABLE = 127, 126

@@ -32,8 +32,7 @@ from caraml.results.record import Record, Status
 from caraml.results.rows import write_table
 from caraml.results.status import ProgressLine
 from caraml.suite.model import Point
-from caraml.system.variables import is_reference
-from caraml.workloads.command import POINT_NAMES, MetricSpec, Params, Take, filled
+from caraml.workloads.command import MetricSpec, Params, Take, filled
 
 SHORT_WINDOW = 0.1
 """Seconds below which the delay in seeing the marks matters."""
@@ -77,24 +76,6 @@ class Ran:
     """How far apart the nodes opened and closed the window, at most [s]."""
     at: float = 0.0
     """Second since 1970 at which it was started, as the host's clock had it, where the shell says so."""
-
-
-def names_of(point: Point, params: Params, folder: Path | str, suite_folder: str) -> dict[str, Any]:
-    """What the templates of a point may name."""
-    own = {name: getattr(point, name) for name in POINT_NAMES}
-    return {**own, **params.__pydantic_extra__, "folder": str(folder), "suite_folder": suite_folder}
-
-
-def filled_command(params: Params, names: Mapping[str, Any]) -> tuple[list[str], dict[str, str], str]:
-    """Arguments, those variables that may be shown, and folder of a program, with the templates filled in."""
-    argv = [filled(word, names) for word in params.argv]
-    env = {name: filled(text, names) for name, text in params.env.items() if not is_reference(text)}
-    return argv, env, filled(params.cwd, names)
-
-
-def references(params: Params) -> list[str]:
-    """Names of a program's variables whose values are elsewhere."""
-    return [name for name, text in params.env.items() if is_reference(text)]
 
 
 def items_of(params: Params, names: Mapping[str, Any], numbers: Mapping[str, Metric]) -> int | str:

@@ -10,6 +10,7 @@ import re
 import string
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -18,6 +19,8 @@ from caraml.base.errors import InputError, nearest
 from caraml.base.limits import COUNT, PATTERN
 from caraml.base.toml import FrozenModel
 from caraml.metrics.model import StatedMetric, check_stated
+from caraml.suite.model import Point
+from caraml.system.variables import is_reference
 from caraml.workloads.base import BuildContext, Workload
 
 Value = bool | int | float | str
@@ -163,6 +166,24 @@ def fields(template: str) -> list[tuple[str, str | None, str]]:
 def filled(template: str, names: Mapping[str, Any]) -> str:
     """A template with its names replaced."""
     return "".join(text + (format(names[name], form) if name is not None else "") for text, name, form in fields(template))
+
+
+def names_of(point: Point, params: Params, folder: Path | str, suite_folder: str) -> dict[str, Any]:
+    """What the templates of a point may name."""
+    own = {name: getattr(point, name) for name in POINT_NAMES}
+    return {**own, **params.__pydantic_extra__, "folder": str(folder), "suite_folder": suite_folder}
+
+
+def filled_command(params: Params, names: Mapping[str, Any]) -> tuple[list[str], dict[str, str], str]:
+    """Arguments, those variables that may be shown, and folder of a program, with the templates filled in."""
+    argv = [filled(word, names) for word in params.argv]
+    env = {name: filled(text, names) for name, text in params.env.items() if not is_reference(text)}
+    return argv, env, filled(params.cwd, names)
+
+
+def references(params: Params) -> list[str]:
+    """Names of a program's variables whose values are elsewhere."""
+    return [name for name, text in params.env.items() if is_reference(text)]
 
 
 def _no_task(context: BuildContext[Params]) -> NoReturn:
