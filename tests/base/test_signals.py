@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from caraml.base.locks import die_with_parent, on_signals
+from caraml.base.processes import die_with_parent, on_signals
 from caraml.data import store
 
 

@@ -12,7 +12,7 @@ import torch
 import trees
 from test_power_sources import cray, energy_at_constant_power, opened, use
 
-from caraml.base.locks import NODE
+from caraml.base.processes import NODE
 from caraml.engine.device import CudaDevice, gpus, sensors_of
 from caraml.engine.ranks import Ranks
 from caraml.power import Meter

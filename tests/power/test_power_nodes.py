@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from caraml.base.errors import InputError
-from caraml.base.locks import Election, job, rank, world_size
+from caraml.base.processes import Election, job, rank, world_size
 from caraml.metrics.energy import powers
 from caraml.metrics.model import Metric
 from caraml.power import Meter

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from caraml.base.locks import Election, Lock, alone, keep_temporary_files_private, machine_folder, private_folder, user_folder
+from caraml.base.processes import Election, Lock, alone, keep_temporary_files_private, machine_folder, private_folder, user_folder
 from caraml.campaign.machine import DeviceLock
 from tests.security.users import ATTACKER, VICTIM, as_user, needs_two_users, own_folder
 

@@ -1,4 +1,4 @@
-"""Nothing writes a file but ``caraml.base.files``, and nothing takes a lock but ``caraml.base.locks``: held by reading the source."""
+"""Nothing writes a file but ``caraml.base.files``, and nothing takes a lock but ``caraml.base.processes``: held by reading the source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "caraml"
-HELPERS = {"base/files.py", "base/locks.py"}
+HELPERS = {"base/files.py", "base/processes.py"}
 
 EXCEPTIONS = {
     ("data/staging.py", "copy2"): "into a folder of 0700 below one that only this user can enter",
@@ -99,7 +99,7 @@ def test_only_the_helpers_write_files_and_take_locks() -> None:
             continue
         for name, line in writes(ast.parse(path.read_text(encoding="utf-8"))):
             found.add((place, name))
-            assert (place, name) in EXCEPTIONS, f"{path}:{line}: {name} writes by a name; use caraml.base.files or caraml.base.locks"
+            assert (place, name) in EXCEPTIONS, f"{path}:{line}: {name} writes by a name; use caraml.base.files or caraml.base.processes"
     assert found == set(EXCEPTIONS), "an exception that nothing needs any more"
 
 

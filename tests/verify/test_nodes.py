@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from caraml.base.locks import NODE
+from caraml.base.processes import NODE
 from caraml.power.source import POWER_SOURCES
 from caraml.results.record import Record
 from caraml.results.store import Store

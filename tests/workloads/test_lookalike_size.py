@@ -21,7 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 from caraml.base.errors import CaramlError
-from caraml.base.locks import Lock
+from caraml.base.processes import Lock
 from caraml.cli import app
 from caraml.data.store import only_writer, refuse_unfinished
 from caraml.workloads.gpt.text import grow_text

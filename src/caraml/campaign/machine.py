@@ -18,7 +18,7 @@ from pathlib import Path
 from caraml import __version__
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.format import GIB, seconds_text
-from caraml.base.locks import Lock, machine_folder
+from caraml.base.processes import Lock, machine_folder
 from caraml.launch.queue import login_node
 from caraml.results.claim import start_time
 from caraml.results.rows import Scalar

@@ -24,8 +24,8 @@ from pathlib import Path, PurePosixPath
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import write_new
 from caraml.base.limits import ZIPPED, files_below
-from caraml.base.locks import alone, private_folder, user_folder
 from caraml.base.packed import unpacking, zip_of
+from caraml.base.processes import alone, private_folder, user_folder
 from caraml.data.store import build_folder
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")

@@ -14,7 +14,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from caraml.base.errors import InputError
-from caraml.base.locks import node_key
+from caraml.base.processes import node_key
 from caraml.engine.instruments import NodeSummary
 
 StepPhase = Literal["first", "warm_up", "measure", "after"]

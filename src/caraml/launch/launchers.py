@@ -21,8 +21,8 @@ from typing import Any, NoReturn, get_args
 from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError, unknown_name
 from caraml.base.files import make_folder, open_new, touch, write_file
 from caraml.base.format import count
-from caraml.base.locks import alone
 from caraml.base.plugins import Plugin
+from caraml.base.processes import alone
 from caraml.launch import Elsewhere, Job, JobState, Launcher, State, batch, container
 from caraml.launch.batch import SlurmOptions
 from caraml.launch.script import SCRIPT, exports, join, modules

@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from caraml.base import locks
+from caraml.base import processes
 from caraml.base.errors import CaramlError, InputError
 from caraml.base.files import write_file
 from caraml.base.format import printable
@@ -179,8 +179,8 @@ def measure(
     check_methods(methods)
     if devices is not None and not devices:
         raise InputError("--devices names no accelerator", "leave it out, or name some: --devices 0,1")
-    rank = rank if rank is not None else locks.rank()
-    election = locks.Election() if rank is not None else None
+    rank = rank if rank is not None else processes.rank()
+    election = processes.Election() if rank is not None else None
     if election and election.trouble:
         print(f"caraml power: no lock among the ranks of this node: {election.trouble}", file=sys.stderr)
     names = methods or source_names(auto_only=True)
@@ -190,7 +190,7 @@ def measure(
     meter = Meter("auto" if not methods and (not election or election.elected) else names, devices, interval)
     folder = ResultFolder(out or _default_folder(), fmt, rank, h5)
     meter.store.listen(lambda readings: folder.add(readings, meter.store.channels))
-    result = CommandResult(list(argv), WindowEnergy("command", 0.0, 0.0), rank=rank, world_size=locks.world_size())
+    result = CommandResult(list(argv), WindowEnergy("command", 0.0, 0.0), rank=rank, world_size=processes.world_size())
     folder.write(result)
     try:
         return _measured(meter, folder, result, idle_s, devices)
@@ -217,7 +217,7 @@ def _measured(meter: Meter, folder: ResultFolder, result: CommandResult, idle_s:
             child = _Child(result.command)
             # What is ignored, as SIGHUP under ``nohup``, stays so, and is ignored by the command as well.
             heeded = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
-            until_written.enter_context(locks.on_signals(heeded, child.forward))
+            until_written.enter_context(processes.on_signals(heeded, child.forward))
             start = meter.mark()
             code = child.run()
             end = meter.mark()
@@ -283,7 +283,7 @@ def _in_the_foreground() -> bool:
 
 def _default_folder() -> Path:
     """Where results go if nobody says: by job and step, so that all ranks meet, else by time and process."""
-    name = locks.job() if locks.rank() is not None else f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
+    name = processes.job() if processes.rank() is not None else f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
     return Path("caraml-power") / name
 
 

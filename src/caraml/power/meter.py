@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from caraml.base.errors import InputError
-from caraml.base.locks import node_key
+from caraml.base.processes import node_key
 from caraml.power.energy import ChannelReadings, window_energy
 from caraml.power.model import Channel, WindowEnergy
 from caraml.power.sampler import STALLED_S, Sampler

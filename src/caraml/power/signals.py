@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from caraml.base.errors import InputError
-from caraml.base.locks import rank
+from caraml.base.processes import rank
 from caraml.power.model import SOME, Channel, Kind
 from caraml.power.source import AskedSensors, SensorError, select
 

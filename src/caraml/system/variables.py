@@ -23,7 +23,7 @@ from pathlib import Path
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import config_home, write_new, write_once
 from caraml.base.limits import RECORD, read_bytes
-from caraml.base.locks import private_folder
+from caraml.base.processes import private_folder
 
 PROBE = "CARAML_PROBE_SECONDS"
 """Environment variable: how long a search for the fastest arithmetic takes [s]; every other search and look takes its share of that.

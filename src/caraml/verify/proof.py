@@ -22,7 +22,7 @@ import torch
 from caraml import METHOD_VERSION, __version__
 from caraml.base.files import open_new, write_file
 from caraml.base.format import human, percent
-from caraml.base.locks import NODE
+from caraml.base.processes import NODE
 from caraml.campaign import Campaign, Options, Watcher
 from caraml.campaign.machine import machine_of
 from caraml.campaign.runner import run_campaign

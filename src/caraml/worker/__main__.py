@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from caraml.base.locks import keep_temporary_files_private
+from caraml.base.processes import keep_temporary_files_private
 from caraml.system.affinity import bind_early
 
 keep_temporary_files_private()  # before torch is imported: it looks once

@@ -19,7 +19,7 @@ from pydantic import JsonValue
 
 from caraml.base.errors import InputError
 from caraml.base.limits import COUNT, LARGEST, OUTPUT, SECONDS, is_measurable, limited, read_bytes
-from caraml.base.locks import node_key
+from caraml.base.processes import node_key
 from caraml.engine.instruments import Instruments, Nodes, on_clock, put_together
 from caraml.metrics.energy import energies, powers
 from caraml.metrics.model import Facts, Metric, Phase, Window, own_definitions, unit_of

@@ -26,7 +26,7 @@ from caraml.base.errors import EnvironmentUnfitError, InputError, is_out_of_memo
 from caraml.base.files import make_folder
 from caraml.base.format import count, human, percent
 from caraml.base.limits import COUNT, NAME
-from caraml.base.locks import node_key
+from caraml.base.processes import node_key
 from caraml.base.toml import checked, shown
 from caraml.engine.device import AcceleratorDevice, CpuDevice, CudaDevice, Device, accelerator_type, gpus, sensors_of
 from caraml.engine.instruments import Instruments, quiet_baseline

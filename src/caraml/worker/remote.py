@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from caraml.base.locks import node_key
+from caraml.base.processes import node_key
 from caraml.engine.instruments import Instruments, NodeSummary
 from caraml.power.merge import displaced
 
