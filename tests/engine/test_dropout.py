@@ -74,7 +74,7 @@ def test_as_many_ones_as_asked_and_independent_of_each_other(p: float, dtype: to
     """All quarters of a word, neighbours, and the parts in which a large mask is drawn."""
     torch.manual_seed(0)
     at_once = replacement._AT_ONCE
-    mask = by_words(torch.empty(8 * at_once + 5, dtype=dtype), p).double()
+    mask = by_words(torch.empty(8 * at_once - 3, dtype=dtype), p).double()
     assert set(mask.unique().tolist()) <= {0.0, 1.0}
     for part in (mask, *(mask[quarter::4] for quarter in range(4)), mask[:at_once], mask[at_once:], mask[-at_once:]):
         assert abs(part.mean() - p).item() < 5 * math.sqrt(p * (1 - p) / len(part))
@@ -88,10 +88,25 @@ def test_the_probability_is_met_exactly_on_average(p: float, monkeypatch: pytest
     """Every one of the 2**16 numbers once, at evenly spaced draws of the last bits: the share of ones is ``p``."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.int64)
     spaced = iter((turn + 0.5) / 1000 for turn in range(1000))
+    monkeypatch.setattr(replacement, "_AT_ONCE", 2**16)
     monkeypatch.setattr(torch.Tensor, "random_", lambda self, *bounds, generator=None: self.copy_(every))
-    monkeypatch.setattr(torch, "rand", lambda *shape, **how: torch.tensor(next(spaced), dtype=torch.float64))
+    monkeypatch.setattr(torch, "rand", lambda *shape, **how: torch.tensor([next(spaced)], dtype=torch.float64))
     shares = [by_words(torch.empty(2**16, dtype=torch.float64), p).mean().item() for _ in range(1000)]
     assert sum(shares) / 1000 == pytest.approx(p, abs=2**-16 / 1000) and max(shares) - min(shares) <= 2**-16
+
+
+@pytest.mark.parametrize("numbers", [2**12, 2**15, 2**17 + 5, 786_432])
+def test_words_are_compared_in_one_thread(monkeypatch: pytest.MonkeyPatch, numbers: int) -> None:
+    """torch divides 2**15 numbers and more; threads that wait for each other made a mask 40 times as slow beside other work."""
+    compare, sizes = torch.lt, list[int]()
+
+    def spied(words: torch.Tensor, below: int, out: torch.Tensor) -> None:
+        sizes.append(len(words))
+        compare(words, below, out=out)
+
+    monkeypatch.setattr(torch, "lt", spied)
+    by_words(torch.empty(numbers), 0.5)
+    assert sum(sizes) == numbers and max(sizes) < 2**15 and len(sizes) == math.ceil(numbers / (2**15 - 4))
 
 
 def test_a_layer_drops_and_its_gradient_drops_the_same(masks: Any, words: Counting) -> None:

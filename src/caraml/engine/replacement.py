@@ -8,8 +8,8 @@ CPUs oneDNN multiplies more than twice as fast. Products of batches (`bmm`) and 
 
 Masks of dropout: torch draws every number of a mask by itself (`bernoulli_`), which takes a tenth of a BERT's step on two cores. Here its
 generator fills words of 64 bits, and each quarter of them is compared with the probability, which is met on average over the parts of a
-mask. Seeds, recomputation and generators given by hand work as before; only the numbers drawn are others. torch divides its way among
-threads, and the words of a process come from one generator: which is faster depends on the machine.
+mask. Seeds, recomputation and generators given by hand work as before; only the numbers drawn are others. The words of a process come from
+one thread, while torch draws with several on some CPUs: which is faster depends on the machine.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ _FEWEST = 2**12
 """Numbers of a mask below which the detour through Python outweighs what it saves."""
 _RAREST = 2**-8
 """Probability below which 16 bits for each number would be few."""
-_AT_ONCE = 2**17
-"""Numbers that are drawn at a time: their words (256 KiB) stay in the cache of a core, whatever the size of the mask."""
+_AT_ONCE = 2**15 - 4
+"""Numbers that are drawn at a time: their words (64 KiB) stay in the cache of a core, whatever the size of the mask, and torch compares
+fewer than 2**15 numbers in one thread. Several would gain little, and wait for each other wherever a core has other work."""
 
 
 class Replacement:
@@ -372,14 +373,13 @@ class Masks(Replacement):
 
 def by_words(mask: torch.Tensor, p: float, generator: torch.Generator | None = None) -> torch.Tensor:
     """Fill a contiguous tensor with ones, each with probability ``p``, and zeros."""
-    flat = mask.view(-1)
-    words = torch.empty((min(len(flat), _AT_ONCE) + 3) // 4, dtype=torch.int64)
-    for start in range(0, len(flat), _AT_ONCE):
-        part = flat[start : start + _AT_ONCE]
+    parts = mask.view(-1).chunk(math.ceil(mask.numel() / _AT_ONCE))
+    words = torch.empty((len(parts[0]) + 3) // 4, dtype=torch.int64)
+    numbers = words.view(torch.int16)
+    for part, last in zip(parts, torch.rand(len(parts), dtype=torch.float64, generator=generator).tolist(), strict=True):
         words.random_(-(2**63), None, generator=generator)  # torch's way to ask for all 64 bits
         # Of 2**16 equally likely whole numbers from -2**15 on this many are smaller, or one more: on average exactly the share p.
-        below = math.floor(p * 2**16 + torch.rand((), dtype=torch.float64, generator=generator).item())
-        torch.lt(words.view(torch.int16)[: len(part)], below - 2**15, out=part)
+        torch.lt(numbers[: len(part)], math.floor(p * 2**16 + last) - 2**15, out=part)
     return mask
 
 
