@@ -133,7 +133,7 @@ LINES = {
     "campaign": 1_642,
     "cli": 1_610,
     "data": 791,
-    "engine": 4_418,
+    "engine": 4_419,
     "launch": 1_817,
     "metrics": 982,
     "power": 4_729,

@@ -152,6 +152,8 @@ def test_what_words_cannot_fill_torch_draws(masks: Any, words: Counting) -> None
     assert (every_other[:, 1] == -1).all() and 0 < every_other[:, 0].mean() < 1
     with pytest.raises(RuntimeError, match="bernoulli_ expects p to be in"):
         torch.empty(NUMBERS).bernoulli_(1.5)
+    with pytest.raises(NotImplementedError, match="Float8"):
+        torch.empty(NUMBERS, dtype=torch.float8_e4m3fn).bernoulli_(0.5)
     assert words.calls == 0
 
 
@@ -189,7 +191,6 @@ def test_timing_moves_no_seed(masks: Any, monkeypatch: pytest.MonkeyPatch) -> No
     ("point", "why"),
     [
         ({"deterministic": True}, "deterministic"),
-        ({"compile": "default"}, "compiled"),
         ({"mode": "inference"}, "mode inference drops nothing"),
         ({"mode": "data"}, "mode data drops nothing"),
     ],
@@ -199,6 +200,14 @@ def test_auto_says_why_it_does_not_look(masks: Any, point: dict[str, Any], why: 
     step = lambda: StepOutcome(None, 0.0)  # noqa: E731
     assert one.around(step, lambda name: nullcontext()) is step
     assert one.told["library"] == "torch" and why in one.told["why"]
+
+
+@pytest.mark.parametrize("asked", ["auto", "words"])
+def test_no_record_says_that_words_were_drawn_where_the_compiler_draws(masks: Any, asked: str) -> None:
+    one = masks(asked, compile="default")
+    step = lambda: StepOutcome(None, 0.0)  # noqa: E731
+    assert one.around(step, lambda name: nullcontext()) is step and one._library is None
+    assert one.told == {"asked": asked, "library": "torch", "why": "compiled: the compiler draws masks by itself"}
 
 
 def test_without_dropout_nothing_is_timed(masks: Any) -> None:

@@ -51,6 +51,7 @@ logits would be the largest array of a step."""
 _MOST_TOLD = 24
 _OPERATORS = ("mm", "addmm", "mm.out", "addmm.out")
 
+_FORMATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _FEWEST = 2**12
 """Numbers of a mask below which the detour through Python outweighs what it saves."""
 _RAREST = 2**-8
@@ -335,12 +336,12 @@ class Masks(Replacement):
 
     def __init__(self, point: Point, ranks: Ranks) -> None:
         super().__init__(point, ranks, own="torch", other="CARAML")
+        if point.compile != "off":  # words that were asked for by name, too, would not be drawn
+            self._asked, self.told["why"] = "torch", "compiled: the compiler draws masks by itself"
 
     def settled(self) -> str | None:
-        """Nothing to choose where nothing is dropped, or where the compiler draws."""
-        if self._point.mode in ("data", "inference"):
-            return f"mode {self._point.mode} drops nothing"
-        return super().settled() if self._point.compile == "off" else "compiled: the compiler draws masks by itself"
+        """Nothing to choose where nothing is dropped."""
+        return f"mode {self._point.mode} drops nothing" if self._point.mode in ("data", "inference") else super().settled()
 
     def choose(self) -> None:
         """One way for all masks, by the sum of their times on all ranks."""
@@ -362,7 +363,7 @@ class Masks(Replacement):
         own: Any = torch.library.get_kernel("aten::bernoulli_.float", "CPU")
 
         def draw(keys: Any, mask: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
-            fits = mask.numel() >= _FEWEST and _RAREST <= p <= 1 - _RAREST and mask.is_floating_point() and mask.is_contiguous()
+            fits = mask.numel() >= _FEWEST and _RAREST <= p <= 1 - _RAREST and mask.dtype in _FORMATS and mask.is_contiguous()
             if fits and takes(mask.numel()):
                 return by_words(mask, p, generator)
             drawn: torch.Tensor = own.call_boxed(keys, mask, p, generator=generator)
