@@ -149,6 +149,8 @@ def test_the_summary_says_how_good_what_is_best_and_what_to_do() -> None:
     assert "caraml doctor" in dict(findings(repeated([blind])))["Next"]
     blind.metrics["node_energy"] = Metric(value=2e3, unit="J", scope="node_ac")
     assert "Next" not in dict(findings(repeated([blind]))), "a meter of the node was read: nothing is to be looked for"
+    many = [make_record(make_point(benchmark=f"b{number}", seed=number), "token", 40, 0.1, 300.0) for number in range(6)]
+    assert dict(findings(repeated(many)))["Fastest"].endswith("; and 2 more in the table")
     ((title, text),) = findings(repeated([failed]))
     assert title == "Next" and text.startswith(f"caraml logs {failed.key} says why") and "caraml retry" in text
 

@@ -186,7 +186,7 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
                 record = min(counting(runs_of(alike)), key=lambda record: sign * (record.value(quantity.name) or 0.0))
                 best.append(f"{named[record.key]}{boundary}: {quantity.text(record.metrics[quantity.name])}")
         different = list(dict.fromkeys(best))  # where two works meet, one point may be the best of both
-        found += [(title, some(different, MOST_WORKS, "; "))] if best else []
+        found += [(title, some(different, MOST_WORKS, "; ") + " in the table" * (len(different) > MOST_WORKS))] if best else []
     partners = Partners(line.mean for line in good)
     limits = Counter(bottleneck(line.mean, partners).word for line in good)
     found.append(("Limited by", ", ".join(f"{word}: {number}" for word, number in limits.most_common())))
