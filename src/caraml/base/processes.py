@@ -7,7 +7,6 @@ whoever asked decides whether that matters.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -254,6 +253,8 @@ def die_with_parent() -> None:
     """
     if not sys.platform.startswith("linux"):
         return
+    import ctypes
+
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended while we asked
