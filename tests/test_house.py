@@ -129,7 +129,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_878,
-    "base": 2_832,
+    "base": 2_833,
     "campaign": 1_642,
     "cli": 1_610,
     "data": 791,

@@ -17,6 +17,7 @@ from caraml.report.grouping import ACTION, ENERGY, HOUR, LABEL, RATE, TIME, fami
 from caraml.report.scaling import histories
 from caraml.report.works import item_of, works
 from caraml.results.record import Record
+from caraml.results.selector import select
 from caraml.results.store import Store
 from caraml.suite.model import Measure, Placement
 
@@ -172,6 +173,16 @@ def test_a_damaged_attempt_costs_a_result_over_time_itself_alone(tmp_path: Path)
     (store.folder(records[1]) / "record.json").write_text("{")
     (figure,), _ = histories(store, records)
     assert len(figure.rows) == 3
+
+
+def test_a_copy_of_a_record_in_no_results_folder_has_no_result_over_time(tmp_path: Path) -> None:
+    made = Store(tmp_path)
+    path = made.folder(save(made, make_record(make_point()))) / "record.json"
+    copied = tmp_path / "elsewhere" / "record.json"
+    copied.parent.mkdir()
+    copied.write_bytes(path.read_bytes())
+    found = select(str(copied), tmp_path)
+    assert len(found.records()) == 1 and histories(found.store, found.records()) == ([], [])
 
 
 def test_a_point_at_which_weak_and_strong_scaling_meet_stands_in_both() -> None:
