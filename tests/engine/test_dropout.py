@@ -19,39 +19,20 @@ from caraml.engine.step import make_step
 from caraml.engine.steps import StepOutcome
 from caraml.suite.model import Knobs
 from tests.conftest import MakePoint
+from tests.engine.test_matmul import Counting, replacements
 from tests.suite.test_knobs import CPU, built, plan
 
 NUMBERS = 400_000
 
 
-class Counting:
-    """How many masks were drawn from words."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls = 0
-        monkeypatch.setattr(replacement, "by_words", self._count)
-
-    def _count(self, *given: Any) -> torch.Tensor:
-        self.calls += 1
-        return by_words(*given)
-
-
 @pytest.fixture
 def words(monkeypatch: pytest.MonkeyPatch) -> Counting:
-    return Counting(monkeypatch)
+    return Counting(monkeypatch, "by_words")
 
 
 @pytest.fixture
 def masks(make_point: MakePoint) -> Iterator[Any]:
-    made: list[Masks] = []
-
-    def make(asked: str, ranks: Ranks | None = None, **point: Any) -> Masks:
-        made.append(Masks(make_point(knobs=Knobs.model_validate({"dropout_masks": asked}), **point), ranks or Ranks()))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+    yield from replacements(Masks, make_point)
 
 
 def stepped(masks: Masks, work: Any = lambda: None, steps: int = 1) -> list[Any]:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.engine import replacement
 from caraml.engine.ranks import Ranks
-from caraml.engine.replacement import OVERHEAD, Key, Products, choice
+from caraml.engine.replacement import OVERHEAD, Key, Masks, Products, choice
 from caraml.engine.step import make_step
 from caraml.engine.steps import StepOutcome
 from caraml.suite.model import Knobs
@@ -29,33 +29,39 @@ TALL: Key = ((96, 64), (64, 32), False, True, False, False)
 
 
 class Counting:
-    """How often oneDNN was called."""
+    """How often a function of the replaced kernels was called."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls, self._own = 0, replacement._by_onednn
-        monkeypatch.setattr(replacement, "_by_onednn", self._count)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.calls, self._own = 0, getattr(replacement, name)
+        monkeypatch.setattr(replacement, name, self._count)
 
     def _count(self, *given: Any) -> torch.Tensor:
         self.calls += 1
-        return self._own(*given)
+        done: torch.Tensor = self._own(*given)
+        return done
 
 
-@pytest.fixture
-def onednn(monkeypatch: pytest.MonkeyPatch) -> Counting:
-    return Counting(monkeypatch)
+def replacements(kind: type[Products] | type[Masks], make_point: MakePoint) -> Iterator[Any]:
+    """What makes those of a point by the knob's value, and closes them in the end."""
+    made: list[Products | Masks] = []
 
-
-@pytest.fixture
-def products(make_point: MakePoint) -> Iterator[Any]:
-    made: list[Products] = []
-
-    def make(asked: str, ranks: Ranks | None = None, **point: Any) -> Products:
-        made.append(Products(make_point(knobs=Knobs.model_validate({"matmul": asked}), **point), ranks or Ranks()))
+    def make(asked: str, ranks: Ranks | None = None, **point: Any) -> Products | Masks:
+        made.append(kind(make_point(knobs=Knobs.model_validate({kind.knob: asked}), **point), ranks or Ranks()))
         return made[-1]
 
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def onednn(monkeypatch: pytest.MonkeyPatch) -> Counting:
+    return Counting(monkeypatch, "_by_onednn")
+
+
+@pytest.fixture
+def products(make_point: MakePoint) -> Iterator[Any]:
+    yield from replacements(Products, make_point)
 
 
 def once(products: Products, work: Any) -> Any:
