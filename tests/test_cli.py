@@ -143,6 +143,11 @@ def test_the_same_run_again_measures_nothing(out: Path) -> None:
         (["report", "--to", "/etc/hosts/x/y.html"], "/etc/hosts: found a file, expected a folder"),
         (["report", "--to", "/etc"], "/etc: found a folder, expected a file"),
         (["report", "--format", "svg", "--to", "/etc/hosts"], "/etc/hosts: found a file, expected a folder"),
+        (
+            ["report", "--format", "htm"],
+            "value of --format 'htm'; known: csv, html, md, pdf, png, svg\n  next step: did you mean 'html'",
+        ),
+        (["check", "quick", "--baseline", "b", "--flags", "lax"], "unknown value of --flags 'lax'; known: ignore, strict, warn"),
         (["archive", "tiny", "/etc/hosts/x.zip"], "/etc/hosts: found a file, expected a folder"),
         (["data", "prepare", "images", "--out", "/etc/hosts/x"], "/etc/hosts: data cannot be written here: File exists"),
         (["data", "prepare", "text", __file__, "--out", "/etc/hosts/x"], "/etc/hosts: "),

@@ -129,12 +129,12 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_878,
-    "base": 2_833,
+    "base": 2_838,
     "campaign": 1_642,
-    "cli": 1_610,
+    "cli": 1_621,
     "data": 791,
     "engine": 4_419,
-    "launch": 1_817,
+    "launch": 1_818,
     "metrics": 982,
     "power": 4_729,
     "reference": 499,

@@ -146,9 +146,12 @@ def test_extra_lines_are_options(make_point: MakePoint) -> None:
 
 def test_the_time_limit_is_the_point_s_with_room_for_warning_and_start() -> None:
     assert batch.minutes(Scheduler(signal_seconds=60), 1800) == (1800 + 60 + START_UP_SECONDS) / 60
+    assert [batch.minutes(Scheduler(signal_seconds=60), timeout) for timeout in (0.5, 60, 60.1, 90)] == [4, 4, 5, 5], "whole minutes, up"
     assert batch.minutes(Scheduler(max_minutes=31), 1800) == 31, "never over the partition's"
     with pytest.raises(InputError, match="max_minutes"):
         batch.minutes(Scheduler(max_minutes=29), 1800)
+    with pytest.raises(InputError, match=r"1801 is 31 min; jobs here end after 30 min"):
+        batch.minutes(Scheduler(max_minutes=30), 1801)
 
 
 # -- several points in one job -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from caraml.base.errors import InputError
-from caraml.base.files import TRUSTED_FOLDERS, intruder, make_folder
+from caraml.base.files import TRUSTED_FOLDERS, intruder, make_folder, write_file
 from caraml.cli import app
 from caraml.system.catalogue import list_systems
 from tests.security.users import ATTACKER, VICTIM, as_user, needs_two_users, own_folder
@@ -164,6 +164,15 @@ def test_a_link_to_nothing_or_to_itself_is_no_folder(target: str, tmp_path: Path
     (tmp_path / "link").symlink_to(target)
     with pytest.raises(InputError, match=f"^{tmp_path}/link: found a link to nothing, expected a folder"):
         make_folder(tmp_path / "link" / "points")
+
+
+def test_a_place_where_nothing_can_be_made_says_so() -> None:
+    """The kernel says there that the new name does not exist, which is a fault of the program elsewhere."""
+    for make, place in ((make_folder, "/proc/x/points"), (lambda path: write_file(path, ""), "/proc/x")):
+        with pytest.raises(PermissionError, match=r"nothing can be made in this place: '/proc/x'$"):
+            make(place)
+    with pytest.raises(FileNotFoundError):
+        write_file("/no/such/folder/x", "")
 
 
 def test_a_user_without_a_name_has_folders_of_its_own(shared: Path) -> None:

@@ -234,7 +234,8 @@ def make_folder(folder: Name) -> None:
     if folder and not os.path.isdir(folder):  # noqa: PTH112
         make_folder(os.path.dirname(folder))  # noqa: PTH120
         try:
-            os.mkdir(folder, 0o755)  # noqa: PTH102
+            with _told(folder):
+                os.mkdir(folder, 0o755)  # noqa: PTH102
         except FileExistsError:
             if not os.path.exists(folder):  # noqa: PTH110
                 raise InputError(f"{folder}: found a link to nothing, expected a folder", "make what it names, or name another") from None
@@ -319,10 +320,14 @@ def _temporary(path: str) -> str:
 
 @contextmanager
 def _told(path: str, temporary: str | None = None) -> Iterator[None]:
-    """Let an error name the file that was asked for, or its folder where that is full, instead of a temporary name or nothing."""
+    """Let an error name the file that was asked for, or its folder where that is full, instead of a temporary name or nothing. Where
+    nothing can be made, as below `/proc`, kernels say of a new name that it does not exist: that becomes a refusal."""
     try:
         yield
     except OSError as error:
+        new = error.errno == errno.ENOENT and error.filename in (path, temporary)
+        if new and os.path.isdir(os.path.dirname(os.path.abspath(path))):  # noqa: PTH100, PTH112, PTH120
+            raise PermissionError(errno.EPERM, "nothing can be made in this place", path) from error
         if error.errno is None or error.filename not in (None, temporary):
             raise
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)

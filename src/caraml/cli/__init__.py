@@ -6,12 +6,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from caraml import __version__
-from caraml.base.errors import InputError
+from caraml.base.errors import InputError, unknown_name
 from caraml.base.format import printable
 
 if TYPE_CHECKING:
@@ -48,6 +48,18 @@ def caraml(version: Annotated[bool, typer.Option("--version", help="Print the ve
 def say(text: object, *, err: bool = False, nl: bool = True) -> None:
     """Print text, whoever wrote it: a record, a log, a file that is wrong. Lines stay lines; nothing in it commands the terminal."""
     typer.echo(printable(str(text), lines=True), err=err, nl=nl)
+
+
+def one_of(words: Any, option: str, help: str) -> Any:
+    """An option that takes one of a ``Literal``'s words; any other is an error that lists them, with the nearest."""
+    names = get_args(words)
+
+    def read(word: str) -> str:
+        if word not in names:
+            raise unknown_name(f"value of {option}", word, names)
+        return word
+
+    return typer.Option(option, metavar=f"<{'|'.join(names)}>", parser=read, help=help)
 
 
 def two_columns(lines: dict[str, str]) -> None:

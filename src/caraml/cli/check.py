@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from caraml.base.errors import InputError
-from caraml.cli import RESULTS, Out, app, console, say
+from caraml.cli import RESULTS, Out, app, console, one_of, say
 from caraml.cli.run import Here, LauncherName, Settings, SuiteName, SystemName
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from caraml.cli.asked import Asked
     from caraml.results.record import Record
 
+Flagged = Literal["strict", "warn", "ignore"]
 _MOST_ROUNDS = 1000
 _ENOUGH_RUNS, _ENOUGH_TIME = 10, timedelta(days=14)
 """From where on `accept` does not ask for more."""
@@ -82,8 +83,7 @@ def check(  # noqa: PLR0917 -- options, which nobody gives by position
     baseline: Annotated[str, typer.Option("--baseline", help="Name that a campaign was accepted under.")],
     out: Out = RESULTS,
     flags: Annotated[
-        Literal["strict", "warn", "ignore"],
-        typer.Option("--flags", help="strict: measure flagged points again; warn: use their numbers and say so."),
+        Flagged, one_of(Flagged, "--flags", "strict: measure flagged points again; warn: use their numbers and say so.")
     ] = "strict",
     within: Annotated[str, typer.Option("--within", help="Loss that is tolerated where it is shown to be smaller: 2%.")] = "2%",
     retries: Annotated[

@@ -12,10 +12,12 @@ import typer
 
 from caraml.base.errors import ExitCode, InputError
 from caraml.base.files import owned
-from caraml.cli import NAMES, RESULTS, Out, What, app, chosen, console, say
+from caraml.cli import NAMES, RESULTS, Out, What, app, chosen, console, one_of, say
 
 if TYPE_CHECKING:
     from caraml.report.section import Section
+
+Format = Literal["html", "md", "csv", "pdf", "png", "svg"]
 
 
 @app.command()
@@ -84,10 +86,7 @@ def report(
     what: What = None,
     out: Out = RESULTS,
     *,
-    format: Annotated[
-        Literal["html", "md", "csv", "pdf", "png", "svg"],
-        typer.Option("--format", help="html: one page. md, csv: text. pdf, png, svg: a file for each figure."),
-    ] = "html",
+    format: Annotated[Format, one_of(Format, "--format", "html: one page. md, csv: text. pdf, png, svg: a file for each figure.")] = "html",
     to: Annotated[
         Path | None, typer.Option("--to", help="File, or folder of figures; default: beside the results if they are yours.")
     ] = None,

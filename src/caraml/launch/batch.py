@@ -90,7 +90,8 @@ def gpus(scheduler: Scheduler, devices: int) -> list[str]:
 
 
 def minutes(scheduler: Scheduler, timeout: float) -> int:
-    """Time limit of a job: the point's own ``timeout`` [s], the warning, and a margin to start and finish; never over the partition's.
+    """Time limit of a job: the point's own ``timeout`` [s], the warning, and a margin to start and finish, rounded up to whole minutes;
+    never over the partition's.
 
     Raises:
         InputError: the point alone takes longer than the partition allows.
@@ -102,7 +103,7 @@ def minutes(scheduler: Scheduler, timeout: float) -> int:
     if timeout > longest * 60:
         possible = longest * 60 - scheduler.signal_seconds - START_UP_SECONDS
         raise InputError(
-            f"timeout_seconds = {timeout:g} is {timeout / 60:.0f} min; jobs here end after {longest} min (scheduler.max_minutes)",
+            f"timeout_seconds = {timeout:g} is {math.ceil(timeout / 60)} min; jobs here end after {longest} min (scheduler.max_minutes)",
             f"lower measure.timeout_seconds to {possible} or less, or use another partition",
         )
     return longest
