@@ -136,7 +136,7 @@ LINES = {
     "engine": 4_419,
     "launch": 1_818,
     "metrics": 982,
-    "power": 4_729,
+    "power": 4_749,
     "reference": 499,
     "report": 4_926,
     "results": 3_163,

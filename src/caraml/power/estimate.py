@@ -12,6 +12,7 @@ Its scatter is estimated from the readings themselves.
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -241,7 +242,7 @@ def _peak(counter: Counter, channel: Channel, start: float, end: float) -> float
 # -- power --------------------------------------------------------------------------------------------------------------------------
 
 MIN_READINGS = 10
-"""A window with fewer readings than this is too short for its number to be used."""
+"""A window with fewer readings than this, or fewer updates of the sensor, is too short for its number to be used."""
 
 SIGMAS = 2.1
 """Half-width of the sampling part in standard deviations: 95 % of a normal distribution is 1.96; the rest is for the error
@@ -273,15 +274,28 @@ def _lone_steps(changes: list[float]) -> list[bool]:
     return lone
 
 
+def _told_anew(t: list[float], power: list[float], period: float) -> list[int]:
+    """Which readings tell something new: a sensor that holds its value for ``period`` [s] repeats it to whoever asks sooner, and repeats
+    scatter as little as they tell. The first reading and the last are always among them."""
+    kept = [0]
+    for i in range(1, len(t) - 1):
+        if power[i] != power[kept[-1]] or t[i] - t[kept[-1]] >= period:
+            kept.append(i)
+    return [*kept, len(t) - 1]
+
+
 def sampling_bound(t: list[float], power: list[float], period: float = 0.0) -> float:
     """How far the trapezoid sum may be from the integral [J], estimated from the readings at ``t`` [s].
 
-    Three cases. A lone step of size D happened somewhere between two readings a gap g apart, and the trapezoid puts it in
-    the middle: a uniform error, variance D² g² / 12 (plus D² period² / 12 if the sensor holds its value for ``period``).
-    Everything else is taken as noise around the line between neighbours, weighted for independent readings. Residuals
-    that all have one sign are curvature, which the trapezoid cuts off: for a parabola a sixth of their weighted sum with
-    even gaps and a quarter with stratified ones.
+    Of a sensor that holds its value for ``period`` [s], each value counts once. Three cases. A lone step of size D happened somewhere
+    between two readings a gap g apart, and the trapezoid puts it in the middle: a uniform error, variance D² g² / 12 (plus D² period² / 12
+    if the sensor holds its value). Everything else is taken as noise around the line between neighbours, weighted for independent readings.
+    Residuals that all have one sign are curvature, which the trapezoid cuts off: for a parabola a sixth of their weighted sum with even
+    gaps and a quarter with stratified ones.
     """
+    if period > 0:
+        told = _told_anew(t, power, period)
+        t, power = [t[i] for i in told], [power[i] for i in told]
     changes = [b - a for a, b in pairwise(power)]
     gaps = [b - a for a, b in pairwise(t)]
     lone = _lone_steps(changes)
@@ -339,7 +353,7 @@ def power_energy(series: ReadingSeries, channel: Channel, start: float, end: flo
         "timing": (high - low) * max(dated.half),
         "resolution": channel.resolution / 2 * duration,
     }
-    if series.count(start, end) < MIN_READINGS:
+    if _shown(series, channel, start, end) < MIN_READINGS:
         # Too few readings to estimate their scatter from: assume that the load moves as much as it may inside one interval.
         around = dated.extremes(start - near, end + near) or (low, high)
         swing = max(around[1] - around[0], HIDDEN_SWING / 2 * high)
@@ -349,6 +363,12 @@ def power_energy(series: ReadingSeries, channel: Channel, start: float, end: flo
         estimate.reason = f"the sensor showed {estimate.energy_j / duration:.3g} W on average, and nothing draws less than 0"
         estimate.energy_j, estimate.peak_w, estimate.parts = None, None, {}
     return estimate
+
+
+def _shown(series: ReadingSeries, channel: Channel, start: float, end: float) -> float:
+    """How many values the sensor showed in the window: as many as were read, and no more than it has updates."""
+    updates = round((end - start) / channel.update_period_s, 6) if channel.update_period_s > 0 else math.inf
+    return min(series.count(start, end), updates)
 
 
 def _closed(series: ReadingSeries, start: float, end: float) -> tuple[list[float], list[float]]:
@@ -384,5 +404,5 @@ def _power_defects(
         estimate.flags.add("aliasing_possible")
     if channel.kind == "power_mean":
         estimate.flags.add("mean_sensor")
-    if series.count(start, end) < MIN_READINGS or end - start < MIN_MEAN_WINDOWS * channel.mean_window_s:
+    if _shown(series, channel, start, end) < MIN_READINGS or end - start < MIN_MEAN_WINDOWS * channel.mean_window_s:
         estimate.flags.add("too_short")
