@@ -11,7 +11,6 @@ import re
 import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from caraml.base.errors import CaramlError, EnvironmentUnfitError, in_a_line
-from caraml.base.files import cache_home, data_home, home
+from caraml.base.files import cache_home, data_home, home, nearest_folder, writable
 from caraml.base.format import count, human, percent
 from caraml.base.plugins import Plugin
 from caraml.power.sampler import available_sources
@@ -254,12 +253,12 @@ def _timer() -> Check:
 
 
 def _disk(output: Path) -> Check:
-    folder = _existing(output)
+    folder = nearest_folder(output)
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         return Check("disk", "warn", f"{folder}: {error.strerror}")
-    if not _writable(folder):
+    if not writable(folder):
         return Check("disk", "missing", f"{folder} cannot be written to", "caraml run SUITE --out FOLDER, with a folder of yours")
     found = f"{free / _GB:.1f} GB free for {output}"
     return Check("disk", "ok" if free > 2 * _GB else "warn", found, None if free > 2 * _GB else f"du -sh {folder}/* and make room")
@@ -267,26 +266,9 @@ def _disk(output: Path) -> Check:
 
 def _kept(name: str, folder: Path, fix: str) -> Check:
     """A folder of what is kept for later runs."""
-    if _writable(_existing(folder)):
+    if writable(nearest_folder(folder)):
         return Check(name, "ok", str(folder))
     return Check(name, "missing", f"{folder} cannot be written to", fix)
-
-
-def _existing(folder: Path) -> Path:
-    """The folder itself or its nearest ancestor that exists."""
-    folder = folder.absolute()
-    return next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
-
-
-def _writable(folder: Path) -> bool:
-    """Tried, not asked: access rights say nothing about read-only mounts and quotas."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"caraml")
-            file.flush()
-    except OSError:
-        return False
-    return True
 
 
 def _library(name: str, why: str) -> Check:

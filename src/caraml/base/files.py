@@ -219,6 +219,25 @@ def data_home() -> Path:
         raise EnvironmentUnfitError(found, f"export {DATA_VARIABLE}=/FOLDER, a whole path") from None
 
 
+def nearest_folder(path: Path) -> Path:
+    """The path itself, if it is a folder, or its nearest ancestor that exists."""
+    path = path.absolute()
+    return next((found for found in (path, *path.parents) if found.is_dir()), Path("/"))
+
+
+def writable(folder: Path) -> bool:
+    """Whether files can be made in a folder. Tried, not asked: access rights say nothing about read-only mounts and quotas."""
+    import tempfile  # the command line starts without it
+
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"caraml")
+            file.flush()
+    except OSError:
+        return False
+    return True
+
+
 def owned(folder: Name) -> bool:
     """Whether a folder is this user's own, so that also a verb that only reads may keep something in it."""
     try:

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from caraml import __version__
 from caraml.base.errors import EnvironmentUnfitError, InputError, is_out_of_memory
-from caraml.base.files import make_folder
+from caraml.base.files import make_folder, writable
 from caraml.base.format import count, human, percent
 from caraml.base.limits import COUNT, NAME
 from caraml.base.processes import node_key
@@ -332,7 +332,7 @@ def _writable(out: Path, ranks: Ranks) -> Path:
     if ranks.rank == 0:
         try:
             make_folder(out / "points")
-            if not os.access(out / "points", os.W_OK):
+            if not writable(out / "points"):
                 trouble = "it may not be written to"
         except OSError as error:
             trouble = error.strerror or str(error)
