@@ -14,20 +14,20 @@ blunt the one that decides.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from caraml.analysis.estimate import Estimate, smallest_change, values
-from caraml.analysis.grouping import Difference, axes_of, counting, differences, grouped, names, run_of, valid, without
+from caraml.analysis.grouping import Difference, axes_of, contrasts, counting, differences, grouped, names, run_of, valid, without
 from caraml.analysis.run_variation import Means, ratios
 from caraml.base.errors import InputError
 from caraml.base.format import count
 from caraml.base.stats import holm
 from caraml.metrics.model import METRICS, Direction, definition_of, own_names, see_known
-from caraml.reference import Side
+from caraml.reference import PublishedNote, Side, notes_of
 from caraml.results.record import Record
-from caraml.suite.model import NOT_STATED, OF_EPOCHS
+from caraml.suite.model import NOT_STATED
 
 Verdict = Literal["better", "worse", "same", "indistinguishable", "unknown"]
 ALPHA = 0.05
@@ -106,16 +106,6 @@ class Lost:
     side: Literal["A", "B"]
     """The side without a result."""
     reason: str
-
-
-@dataclass(frozen=True)
-class PublishedNote:
-    """What is wrong with printed numbers, or how they were read."""
-
-    note: str
-    metrics: tuple[str, ...]
-    places: tuple[str, ...]
-    """Source, table and run of each."""
 
 
 @dataclass(frozen=True)
@@ -207,20 +197,8 @@ def compare(a: Side, b: Side, metrics: Sequence[str] = (), margin: float = MARGI
     )
     unknown = tuple(name for name in ours if name in theirs)
     missing, dropped = (tuple(lost), tuple(unmatched)), sum(pair.left_out for pair in matched)
-    told = tuple(sentences), _notes(matched, dict(sentences))
+    told = tuple(sentences), notes_of((one for pair in matched for one in (*pair.a, *pair.b)), dict(sentences))
     return Comparison(a.name, b.name, tuple(common), unknown, tuple(pairs), *missing, dropped, tests, margin, *told, shared)
-
-
-def _notes(matched: Iterable[_Matched], metrics: Collection[str]) -> tuple[PublishedNote, ...]:
-    """The notes of the published numbers that are compared, each once."""
-    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for record in (one for pair in matched for one in (*pair.a, *pair.b)):
-        notes = record.environment.get("notes")
-        for metric, note in notes.items() if isinstance(notes, dict) else ():
-            if metric in metrics:
-                of, places = found.setdefault(str(note), ({}, {}))
-                of[metric] = places[str(record.environment.get("published"))] = None
-    return tuple(PublishedNote(note, tuple(of), tuple(places)) for note, (of, places) in found.items())
 
 
 def _usual(matched: Sequence[_Matched]) -> Sequence[str]:
@@ -242,11 +220,11 @@ def _usual(matched: Sequence[_Matched]) -> Sequence[str]:
 
 def _match(a: Side, b: Side) -> tuple[list[_Matched], list[Lost], list[Lost], int]:
     """Pairs of equal work with results, work that lost its result, work without a partner, and how many results both sides have."""
-    contrasts, optional = _contrasts(a.records, b.records)
+    contrasted, optional = contrasts(a.records, b.records)
 
     def work(record: Record) -> object:
         found = axes_of(record)
-        return without(found, contrasts), frozenset(optional & found.keys())
+        return without(found, contrasted), frozenset(optional & found.keys())
 
     groups = grouped({id(record): record for record in (*a.records, *b.records)}.values(), work)
     ours, theirs = set(map(id, a.records)), set(map(id, b.records))
@@ -280,25 +258,6 @@ def _apart(sides: list[list[Record]], both: set[object]) -> list[list[Record]]:
     side that has no others while the other has."""
     own = [[record for record in side if run_of(record) not in both] for side in sides]
     return [mine or (side if others else []) for mine, side, others in zip(own, sides, reversed(own), strict=True)]
-
-
-def _contrasts(a: Iterable[Record], b: Iterable[Record]) -> tuple[set[str], set[str]]:
-    """Axes that have one value in all of A and another one in all of B: what the comparison is about, not what pairs are made by.
-
-    Second, those of epochs, which only some work has, where *all* is what has them: in A some work trains 3 epochs, in B 4. Such work has
-    no partner among the rest.
-    """
-    sides = [[axes_of(record) for record in side] for side in (a, b)]
-    found, optional = set(), set()
-    for name in {name for side in sides for one in side for name in one}:
-        values = [{one.get(name) for one in side} for side in sides]
-        given = [one - {None} for one in values]
-        partly = name.removeprefix("measure.") in OF_EPOCHS and all(given) and given != values
-        ours, theirs = given if partly else values
-        if len(ours) == len(theirs) == 1 and ours != theirs:
-            found.add(name)
-            optional |= {name} if partly else set()
-    return found, optional
 
 
 def _nothing(a: Side, b: Side, lost: Sequence[Lost], unmatched: Sequence[Lost]) -> str:

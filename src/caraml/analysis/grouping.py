@@ -273,6 +273,25 @@ def differences(a: Sequence[Record], b: Sequence[Record]) -> list[Difference]:
     return compare_facts([facts(record) for record in a], [facts(record) for record in b]) + _flags(a, b)
 
 
+def contrasts(a: Iterable[Record], b: Iterable[Record]) -> tuple[set[str], set[str]]:
+    """Axes that have one value in all of A and another one in all of B: what the comparison is about, not what pairs are made by.
+
+    Second, those of epochs, which only some work has, where *all* is what has them: in A some work trains 3 epochs, in B 4. Such work has
+    no partner among the rest.
+    """
+    sides = [[axes_of(record) for record in side] for side in (a, b)]
+    found, optional = set(), set()
+    for name in {name for side in sides for one in side for name in one}:
+        values = [{one.get(name) for one in side} for side in sides]
+        given = [one - {None} for one in values]
+        partly = name.removeprefix("measure.") in OF_EPOCHS and all(given) and given != values
+        ours, theirs = given if partly else values
+        if len(ours) == len(theirs) == 1 and ours != theirs:
+            found.add(name)
+            optional |= {name} if partly else set()
+    return found, optional
+
+
 def compare_facts(a: Sequence[Mapping[str, str]], b: Sequence[Mapping[str, str]]) -> list[Difference]:
     """Facts of which two sides do not have the same values."""
     names = dict.fromkeys(name for one in (*a, *b) for name in one)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal, InvalidOperation
 from functools import cache
@@ -291,3 +291,25 @@ def _record(rows: Sequence[Reference]) -> Record | None:
     return Record(
         key=point.key, attempt=1, point=point, status="ok", started_at="1970-01-01T00:00:00+00:00", metrics=metrics, environment=environment
     )
+
+
+@dataclass(frozen=True)
+class PublishedNote:
+    """What is wrong with printed numbers, or how they were read."""
+
+    note: str
+    metrics: tuple[str, ...]
+    places: tuple[str, ...]
+    """Source, table and run of each."""
+
+
+def notes_of(records: Iterable[Record], metrics: Collection[str]) -> tuple[PublishedNote, ...]:
+    """The notes of these metrics' published numbers, each once."""
+    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for record in records:
+        notes = record.environment.get("notes")
+        for metric, note in notes.items() if isinstance(notes, dict) else ():
+            if metric in metrics:
+                of, places = found.setdefault(str(note), ({}, {}))
+                of[metric] = places[str(record.environment.get("published"))] = None
+    return tuple(PublishedNote(note, tuple(of), tuple(places)) for note, (of, places) in found.items())
