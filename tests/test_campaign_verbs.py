@@ -25,7 +25,7 @@ from caraml.results.store import Store
 from caraml.suite.choice import with_settings
 from caraml.suite.expand import expand
 from caraml.suite.load import Suite, SuiteFile
-from caraml.suite.model import Machine
+from caraml.suite.placement import Machine
 from caraml.system.detect import detect
 from caraml.system.files import read
 from caraml.workloads import params_of

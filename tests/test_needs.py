@@ -19,7 +19,7 @@ from caraml.results.store import Store
 from caraml.suite.choice import SuitePart, with_settings
 from caraml.suite.expand import Plan, expand
 from caraml.suite.load import SuiteFile, load_suite, suite_of
-from caraml.suite.model import Machine
+from caraml.suite.placement import Machine
 from caraml.system.model import Scheduler
 from caraml.workloads import params_of
 from tests.test_campaign_verbs import caraml

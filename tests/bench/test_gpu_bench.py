@@ -20,7 +20,7 @@ from caraml.results.record import Record
 from caraml.results.store import RECORD, read_record
 from caraml.suite.expand import expand
 from caraml.suite.load import load_suite
-from caraml.suite.model import Machine
+from caraml.suite.placement import Machine
 from caraml.workloads import params_of
 from tests.conftest import MakePoint
 

@@ -16,7 +16,8 @@ from caraml.engine.afterwards import validate
 from caraml.engine.precision import set_deterministic
 from caraml.engine.step import make_step
 from caraml.suite.expand import expand
-from caraml.suite.model import Knobs, Machine
+from caraml.suite.model import Knobs
+from caraml.suite.placement import Machine
 from caraml.workloads import load_workload, params_of
 from caraml.workloads.base import BuildContext, Task
 from caraml.workloads.gpt.model import TILE, _rows_of_chunk, linear_cross_entropy

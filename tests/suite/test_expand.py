@@ -17,7 +17,8 @@ from caraml.cli.asked import refuse_with_all_faults
 from caraml.suite.choice import SuitePart, with_settings
 from caraml.suite.expand import Plan, expand
 from caraml.suite.load import Suite, SuiteFile, catalog_suites, load_suite, suite_of
-from caraml.suite.model import Machine, Measure, Point
+from caraml.suite.model import Measure, Point
+from caraml.suite.placement import Machine
 from caraml.system.model import DeviceClass
 from caraml.workloads import params_of as real_params_of
 from caraml.workloads.gpt import PRESETS

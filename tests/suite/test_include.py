@@ -11,7 +11,8 @@ from caraml.base.toml import parse_toml
 from caraml.suite.choice import with_settings
 from caraml.suite.expand import expand
 from caraml.suite.load import SuiteFile, load_suite, suite_of
-from caraml.suite.model import Machine, Point
+from caraml.suite.model import Point
+from caraml.suite.placement import Machine
 from caraml.workloads import params_of
 
 HEAD = 'name = "{0}"\ntitle = "T"\n'

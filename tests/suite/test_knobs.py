@@ -17,7 +17,8 @@ from caraml.engine.step import make_step
 from caraml.launch.script import environment_of
 from caraml.suite.expand import PlannedPoint, expand
 from caraml.suite.load import Suite, SuiteFile
-from caraml.suite.model import Knobs, Machine
+from caraml.suite.model import Knobs
+from caraml.suite.placement import Machine
 from caraml.system.catalogue import load_system
 from caraml.system.model import Cpu, DeviceClass
 from caraml.workloads import load_workload, params_of

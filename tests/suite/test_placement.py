@@ -9,8 +9,8 @@ import pytest
 from caraml.base.toml import parse_toml
 from caraml.suite.expand import PlannedPoint, expand
 from caraml.suite.load import Suite, SuiteFile, load_suite
-from caraml.suite.model import Machine, Placement
-from caraml.suite.placement import ModelShape, misfit
+from caraml.suite.model import Placement
+from caraml.suite.placement import Machine, ModelShape, misfit
 from caraml.workloads import params_of
 from tests.conftest import MakePoint
 

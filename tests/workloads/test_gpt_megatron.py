@@ -19,8 +19,8 @@ from caraml.base.toml import parse_toml
 from caraml.cli import app
 from caraml.suite.expand import expand
 from caraml.suite.load import Suite, SuiteFile
-from caraml.suite.model import Knobs, Machine, Placement, Point
-from caraml.suite.placement import misfit, why_skipped
+from caraml.suite.model import Knobs, Placement, Point
+from caraml.suite.placement import Machine, misfit, why_skipped
 from caraml.workloads import params_of
 from caraml.workloads.base import BuildContext
 from caraml.workloads.gpt import Params, build

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
-from caraml.suite.model import Machine, Placement
-from caraml.suite.placement import why_skipped
+from caraml.suite.model import Placement
+from caraml.suite.placement import Machine, why_skipped
 from caraml.workloads.base import BuildContext
 from caraml.workloads.gpt import Params, build
 from caraml.workloads.gpt.megatron_core import MegatronSamples

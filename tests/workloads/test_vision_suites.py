@@ -13,7 +13,8 @@ from caraml.campaign.machine import machine_of
 from caraml.suite.choice import with_settings
 from caraml.suite.expand import expand
 from caraml.suite.load import load_suite, suite_of
-from caraml.suite.model import Machine, Point
+from caraml.suite.model import Point
+from caraml.suite.placement import Machine
 from caraml.system.catalogue import load_system
 from caraml.system.model import Container, Software
 from caraml.workloads import image_classification, params_of

@@ -8,7 +8,8 @@ import pytest
 
 from caraml.suite.expand import expand
 from caraml.suite.load import load_suite
-from caraml.suite.model import Machine, Point
+from caraml.suite.model import Point
+from caraml.suite.placement import Machine
 from caraml.workloads import params_of
 
 GPU = Machine("cluster", "GPU", "gpu", "test", nodes=64, devices_per_node=8, device_memory_gib=80.0)

@@ -23,7 +23,8 @@ from caraml.launch.queue import login_node
 from caraml.results.claim import start_time
 from caraml.results.rows import Scalar
 from caraml.results.status import ProgressReader
-from caraml.suite.model import Machine, Point
+from caraml.suite.model import Point
+from caraml.suite.placement import Machine
 from caraml.system.families import FAMILIES, refusal
 from caraml.system.model import DeviceKind, System
 

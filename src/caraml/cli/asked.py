@@ -35,7 +35,7 @@ from caraml.results.store import Store
 from caraml.suite.choice import called, with_settings, words_of
 from caraml.suite.expand import ParamsOf, expand
 from caraml.suite.load import catalog_suites, load_suite, suite_of
-from caraml.suite.model import Machine
+from caraml.suite.placement import Machine
 from caraml.system.affinity import switched_off
 from caraml.system.catalogue import LOCAL, list_systems, load_system, names_file
 from caraml.system.host import memory_asked

@@ -17,7 +17,8 @@ from caraml.base.toml import TomlDocument
 from caraml.suite.expand import DEFAULTS, NOT_IN_LABELS, Plan
 from caraml.suite.expression import Condition, condition_names, known_texts
 from caraml.suite.load import Benchmark, Suite, SuiteFile
-from caraml.suite.model import OF_EPOCHS, Machine, Measure, Point
+from caraml.suite.model import OF_EPOCHS, Measure, Point
+from caraml.suite.placement import Machine
 
 _NOT_VALUES = {"name", "workload", "on", "needs"}
 

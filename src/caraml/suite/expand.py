@@ -18,8 +18,8 @@ from caraml.base.toml import Fault
 from caraml.base.toml_lines import Location
 from caraml.suite.expression import NAMES, Condition, condition_names, known_texts
 from caraml.suite.load import SuiteFile
-from caraml.suite.model import OF_EPOCHS, Compile, Knobs, Machine, Measure, Mode, Placement, Point
-from caraml.suite.placement import extent, not_kept, waited_for, why_skipped
+from caraml.suite.model import OF_EPOCHS, Compile, Knobs, Measure, Mode, Placement, Point
+from caraml.suite.placement import Machine, extent, not_kept, waited_for, why_skipped
 
 ParamsOf = Callable[[str], type[BaseModel]]
 """Gives the parameter model of a workload by its name; raises ``InputError`` for an unknown one."""

@@ -20,7 +20,7 @@ from caraml.suite.model import Knobs, Placement, Point
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from caraml.suite.model import Machine
+    from caraml.suite.placement import Machine
 
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, model_validator
@@ -383,32 +382,3 @@ class Point(FrozenModel):
             (f"#{self.repeat + 1}", self.repeat),
         )
         return " ".join([*parts, *stated, *(word for word, told in besides if told)])
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What expansion must know of the system that the points will run on."""
-
-    name: str
-    device: str
-    device_class: DeviceClass
-    software: str
-    nodes: int | None
-    """In reach of the launcher; ``None``: nobody said how many there are, the scheduler will."""
-    devices_per_node: int
-    most_per_node: int | None = None
-    """Processes that ``devices`` may ask for by number, where ``all`` and ``world`` put fewer on a node: cores of a CPU node."""
-    job_nodes: int | None = None
-    job_devices: int | None = None
-    """What a job may have of them, where the scheduler has such limits."""
-    device_memory_gib: float | None = None
-    emulates: tuple[str, ...] = ()
-    """Precisions that it has no instructions for."""
-    may_emulate: tuple[str, ...] = ()
-    """Those of which nobody knows before a worker asks the device, since there is no data sheet."""
-    compiles: bool = False
-    """Whether models are compiled for it where nothing else is asked for."""
-    only_programs: str | None = None
-    """Why nothing but programs of others computes on its devices, if so."""
-    packages_here: bool = False
-    """Whether points run with the packages of this Python: in no container, and where the site brings none."""

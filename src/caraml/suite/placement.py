@@ -16,15 +16,13 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from caraml.base.format import count
-from caraml.suite.model import Placement, Schedule
-
-if TYPE_CHECKING:
-    from caraml.suite.model import Machine, Point
+from caraml.suite.model import Placement, Point, Schedule
+from caraml.system.model import DeviceClass
 
 NEEDED = "needed/"
 """How a path begins that is below the folder of the point that goes first."""
@@ -42,6 +40,35 @@ class ModelShape:
     tied_head: bool
     ours: bool = True
     """Whether it is CARAML's own: only that can share parameters and divide sequences."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What expansion must know of the system that the points will run on."""
+
+    name: str
+    device: str
+    device_class: DeviceClass
+    software: str
+    nodes: int | None
+    """In reach of the launcher; ``None``: nobody said how many there are, the scheduler will."""
+    devices_per_node: int
+    most_per_node: int | None = None
+    """Processes that ``devices`` may ask for by number, where ``all`` and ``world`` put fewer on a node: cores of a CPU node."""
+    job_nodes: int | None = None
+    job_devices: int | None = None
+    """What a job may have of them, where the scheduler has such limits."""
+    device_memory_gib: float | None = None
+    emulates: tuple[str, ...] = ()
+    """Precisions that it has no instructions for."""
+    may_emulate: tuple[str, ...] = ()
+    """Those of which nobody knows before a worker asks the device, since there is no data sheet."""
+    compiles: bool = False
+    """Whether models are compiled for it where nothing else is asked for."""
+    only_programs: str | None = None
+    """Why nothing but programs of others computes on its devices, if so."""
+    packages_here: bool = False
+    """Whether points run with the packages of this Python: in no container, and where the site brings none."""
 
 
 def extent(values: dict[str, Any], machine: Machine) -> tuple[int, int]:
@@ -105,8 +132,9 @@ def _division_reason(point: Point) -> str | None:
 
 def _batch_reason(point: Point) -> str | None:
     if point.global_batch % (point.micro_batch * point.dp):
+        copies = "dp" if point.placement.split else "devices"
         product = f"{point.micro_batch} x {point.dp} = {point.micro_batch * point.dp}"
-        return f"global batch {point.global_batch} is not divisible by micro-batch x dp = {product}"
+        return f"global batch {point.global_batch} is not divisible by micro-batch x {copies} = {product}"
     return None
 
 
@@ -197,9 +225,8 @@ def why_skipped(point: Point, machine: Machine, params: BaseModel) -> str | None
         return machine.only_programs
     if (reason := _too_large(point, machine)) is not None:
         return reason
-    if not point.placement.split and point.global_batch % (point.micro_batch * point.world):
-        product = f"{point.micro_batch} x {point.world} = {point.micro_batch * point.world}"
-        return f"global batch {point.global_batch} is not divisible by micro-batch x devices = {product}"
+    if not point.placement.split and (reason := _batch_reason(point)) is not None:
+        return reason
     if point.precision in machine.emulates and point.workload != "command" and not point.knobs.emulated:
         return f"{machine.device} only emulates {point.precision}, which may take far longer: ask for fp32, or for emulated = true"
     shape = getattr(params, "model_shape", None)  # of a workload whose model can be divided
