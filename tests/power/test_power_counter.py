@@ -115,6 +115,15 @@ def test_a_counter_slower_than_declared_is_found_out() -> None:
     assert bound > 100
 
 
+def test_what_a_counter_makes_up_for_is_no_restart() -> None:
+    """It showed one value for a second, and then all the energy of that second within two hundredths: read at its step, as by a mark."""
+    declared, real = (channel("energy", update_period_s=period, max_power_w=800.0) for period in (0.1, 1.0))
+    series = sampled(real, Constant(700.0), sorted([0.05 * k for k in range(600)] + [k + 0.001 for k in range(30)]))
+    found = counter_energy(series, declared, *WINDOW)
+    assert found.flags == set() and found.energy_j == pytest.approx(7000, abs=found.bound_j)
+    assert (found.bound_j or 0.0) < 0.15 * 7000
+
+
 def test_one_joule_steps_of_a_slow_counter() -> None:
     sensor = channel("energy", update_period_s=0.1, resolution=1.0, boundary="node_dc", max_power_w=None)
     draw = random.Random(4)

@@ -64,16 +64,16 @@ def unwrap(series: ReadingSeries, channel: Channel) -> Counter:
     """Turn a counter that wraps, restarts and glitches into one that only rises.
 
     A decrease is a wrap only if the energy that it implies is plausible; everything else is a restart, and the interval
-    is cut out: no energy is made up for it. A lost reading costs nothing, since the next one contains it. A single reading that
-    contradicts both neighbours is dropped.
+    is cut out: no energy is made up for it. A lost reading costs nothing, since the next one contains it; nor does a standstill that
+    the counter makes up for. A single reading that contradicts both neighbours is dropped.
     """
     times, values = series.t, series.value
     counter = Counter(times[:1], series.half[:1], array("d", [0.0] if values else []))
-    last = values[0] if values else 0.0
+    last, since = (values[0], times[0]) if values else (0.0, 0.0)  # what it shows, and when that was first seen
     for i, value in enumerate(values[1:], start=1):
-        delta, doubtful = _increment(value - last, times[i] - counter.t[-1], channel)
+        delta, doubtful = _increment(value - last, times[i] - since, channel)
         if delta is None and i + 1 < len(values):
-            around, _ = _increment(values[i + 1] - last, times[i + 1] - counter.t[-1], channel)
+            around, _ = _increment(values[i + 1] - last, times[i + 1] - since, channel)
             if around is not None:
                 continue
         if delta is None:
@@ -83,7 +83,7 @@ def unwrap(series: ReadingSeries, channel: Channel) -> Counter:
         counter.t.append(times[i])
         counter.half.append(series.half[i])
         counter.energy.append(counter.energy[-1] + (delta or 0.0))
-        last = value
+        last, since = value, since if value == last else times[i]
     return counter
 
 
