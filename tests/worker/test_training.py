@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, cast
 
 import pytest
+import torch
 
 from caraml import verify as known
 from caraml.base.errors import InputError
@@ -30,6 +31,7 @@ from caraml.verify.claims import energy_claims
 from caraml.worker import training
 from caraml.worker.record import Known, together
 from caraml.worker.training import Worker
+from caraml.workloads.base import Task
 from tests.conftest import MakePoint
 from tests.engine.together import Meeting
 
@@ -273,6 +275,42 @@ def test_batches_that_end_are_said_to_end() -> None:
     assert batches.take() == 1
     with pytest.raises(InputError, match="came to an end"):
         batches.take()
+
+
+ROWS = torch.ones(3, 5)
+
+
+@pytest.mark.parametrize(
+    ("batch", "further", "found"),
+    [
+        (ROWS, {}, "3 samples"),
+        (ROWS[:1], {}, "1 sample"),
+        ([ROWS, (ROWS[:, 0],)], {}, "3 samples"),
+        ({"a": {"x": ROWS}, "n": torch.tensor(4), "name": "b"}, {}, "3 samples"),
+        (ROWS, {"samples_in": lambda batch: batch.shape[1]}, "5 samples"),
+        (torch.ones(4, 5), {}, None),
+        ([torch.ones(4, 5), ROWS], {}, None),  # a graph's nodes and edges, say
+        (["text"] * 3, {}, None),
+        (torch.ones(5, 4), {"samples_in": lambda batch: batch.shape[1]}, None),
+        (ROWS, {"own_step": lambda tools: None}, None),
+    ],
+    ids=["rows", "a last one", "pair", "tables", "said", "whole", "of no one size", "no tensors", "time first", "own step"],
+)
+def test_a_batch_of_another_size_than_the_rate_counts_ends_the_point(
+    batch: Any, further: dict[str, Any], found: str | None, tmp_path: Path, make_point: MakePoint
+) -> None:
+    """Without that, half of the samples are twice the rate."""
+    nothing: Any = None
+    facts = Facts(item="row", items_per_sample=1, parameters=3, flops_per_item=2.0, flops_formula="by hand")
+    worker = Worker(tmp_path, make_point())
+    built = Task(nothing, nothing, iter([batch]), nothing, facts, **further)
+    worker.__dict__.update(_params=None, _workload=SimpleNamespace(build=lambda context: built))
+    task = worker._build(cast(Any, SimpleNamespace(torch_device=torch.device("cpu"))), Ranks())
+    if found is None:
+        assert next(task.batches) is batch
+        return
+    with pytest.raises(InputError, match=f"found one of {found}, expected micro_batch = 4"):
+        next(task.batches)
 
 
 def test_idle_gpus_are_no_sensors_of_a_cpu_s_point(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from caraml.engine.precision import set_attention
 from caraml.engine.step import make_step
+from caraml.engine.steps import samples_in
 from caraml.suite.model import Mode
 from caraml.workloads import WORKLOADS, load_workload
 from caraml.workloads.base import BuildContext, Task
@@ -73,6 +74,12 @@ def counted(step: Any) -> float:
     with counter:
         step()
     return float(counter.get_total_flops())
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
+def test_the_size_of_every_workload_s_batches_can_be_told(case: str) -> None:
+    assert samples_in(next(built(case).batches)) == BATCH // 2
 
 
 @pytest.mark.parametrize("mode", ["train", "compute", "data", "inference"])

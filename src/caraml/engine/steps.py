@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import compress
 from typing import Any, Literal, get_args
@@ -14,6 +14,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from caraml.base.errors import InputError
+from caraml.base.format import count
 from caraml.base.processes import node_key
 from caraml.engine.instruments import NodeSummary
 
@@ -161,6 +162,40 @@ class Batches:
         """Seconds of waiting since this was last asked for."""
         waited, self._waited = self._waited, 0.0
         return waited
+
+
+def samples_in(batch: Any) -> int | None:
+    """Samples of a batch: the first dimension of its tensors, wherever in lists, tuples and dictionaries they are. ``None`` where they
+    have several, as in a graph, or there is none."""
+    found = {*_first_dimensions(batch)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _first_dimensions(part: Any) -> Iterator[int]:
+    if isinstance(part, list | tuple | Mapping):
+        for inner in part.values() if isinstance(part, Mapping) else part:
+            yield from _first_dimensions(inner)
+    elif getattr(part, "ndim", 0):  # a tensor's, or an array's: known without a word from the device
+        yield part.size(0) if getattr(part, "is_nested", False) else part.shape[0]
+
+
+def full(batches: Iterator[Any], samples: int, tell: Callable[[Any], int | None] | None) -> Iterator[Any]:
+    """The same batches, each with as many samples as a rate counts for it: ``tell``, or else :func:`samples_in`, says how many it has.
+
+    Raises ``InputError`` at one of another size.
+    """
+    tell = tell or samples_in
+
+    def look(batch: Any) -> Any:
+        found = tell(batch)
+        if found is not None and found != samples:
+            raise InputError(
+                f"the workload's batches: found one of {count(found, 'sample')}, expected micro_batch = {samples}, which the rate counts",
+                "leave out a last, smaller one (drop_last=True), or say Task(samples_in=...) where samples are no first dimension",
+            )
+        return batch
+
+    return map(look, batches)
 
 
 def rates(optimizers: Sequence[torch.optim.Optimizer], factor: Callable[[int], float] | None) -> list[LambdaLR]:

@@ -41,7 +41,7 @@ from caraml.engine.precision import (
 from caraml.engine.ranks import Ranks
 from caraml.engine.replacement import Masks, Products, Replacement
 from caraml.engine.step import Watch, make_step
-from caraml.engine.steps import RankSummary, Step
+from caraml.engine.steps import RankSummary, Step, full
 from caraml.engine.watchdog import Watchdog
 from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Peak, own_definitions
 from caraml.metrics.window import bandwidth_of, peak_of
@@ -194,6 +194,8 @@ class Worker:
             knobs=point.knobs,
         )
         task = checked(self._workload.build(context), point.workload)
+        if task.own_step is None:
+            task.batches = full(task.batches, point.micro_batch, task.samples_in)
         if point.precision == "fp8":
             compute_in_fp8(task.model)
         if mesh is not None:

@@ -226,6 +226,9 @@ class Task:
     ``loss`` then only serves to validate."""
     batches_per_step: int = 1
     """Micro-batches that a step of its own consumes."""
+    samples_in: Callable[[Any], int] | None = None
+    """Samples of a batch; without it the first dimension of its tensors, where that is the same for all. A rate counts ``micro_batch`` for
+    each batch, so one of another size ends the point, unless the task makes its own step."""
     predict: Callable[[torch.nn.Module, Any], Any] | None = None
     """What mode `inference` computes; without it, ``loss`` without gradients."""
     validation: Callable[[], Iterable[Any]] | None = None
