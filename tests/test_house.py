@@ -142,7 +142,7 @@ LINES = {
     "results": 3_163,
     "suite": 2_674,
     "system": 3_392,
-    "verify": 1_006,
+    "verify": 1_018,
     "worker": 2_105,
     "workloads": 8_646,
 }

@@ -11,14 +11,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from caraml.engine.device import CpuDevice
 from caraml.metrics.model import Metric
 from caraml.power.signals import Constant, Square
 from caraml.results.store import Store
 from caraml.suite.load import SuiteFile, load_suite
 from caraml.verify import Clock, KnownDevice, VirtualClock, proof
 from caraml.verify.claims import Finding, fact, number, seen_twice, signal_origin, undecided
-from caraml.verify.proof import HERE, right, write
+from caraml.verify.proof import HERE, accelerator_clock, right, write
 
 
 def metric(value: float | None, half: float | None = None) -> Metric:
@@ -34,6 +37,50 @@ def test_a_wrong_number_beside_other_work_is_not_decided_and_a_wrong_fact_is() -
     assert undecided(fact("x", "1", "2", False), others).verdict == "wrong"
     assert undecided(number("x", 1.0, metric(None)), others).verdict == "wrong", "missing is missing"
     assert undecided(number("x", 1.0, metric(1.0)), others).verdict == "right"
+
+
+class Gpu(CpuDevice):
+    """A GPU at rest, whose clocks rise fivefold in the first 30 ms of work, on a made-up clock.
+
+    ``events`` is how fast the clock of its events runs, ``interruption`` how long the host is held up before the mark of one long stretch.
+    """
+
+    def __init__(self, events: float = 1.0, interruption: float = 0.0) -> None:
+        self.events, self.interruption, self.host, self.queue, self.busy = events, interruption, 0.0, 0.0, 0.0
+
+    def now(self) -> float:
+        return self.host
+
+    def product(self) -> None:
+        seconds = 3.5e-4 if self.busy > 0.03 else 5 * 3.5e-4
+        self.queue, self.busy = max(self.queue, self.host) + seconds, self.busy + seconds
+
+    def synchronize(self) -> None:
+        self.host = max(self.host, self.queue) + 2e-5
+
+    def mark(self) -> float:
+        if self.busy > 0.1:
+            self.host, self.interruption = self.host + self.interruption, 0.0
+        self.queue = max(self.queue, self.host)
+        return self.queue * self.events
+
+
+@pytest.mark.parametrize(
+    ("gpu", "verdict"),
+    [(Gpu(), "right"), (Gpu(events=1.005), "wrong"), (Gpu(events=0.995), "wrong"), (Gpu(interruption=0.02), "right")],
+    ids=["right", "fast", "slow", "interrupted"],
+)
+def test_a_wrong_clock_is_found_on_a_gpu_at_rest_and_an_interruption_is_none(gpu: Gpu, verdict: str) -> None:
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is not torch.ops.aten.mm.default:
+                return func(*args, **(kwargs or {}))
+            gpu.product()
+            return args[0]
+
+    with Products():
+        found = accelerator_clock(gpu, size=1)
+    assert found.verdict == verdict and found.truth_value is not None and found.truth_value > 0.5, found
 
 
 def test_only_what_is_wrong_twice_is_wrong() -> None:
