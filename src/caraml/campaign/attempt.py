@@ -28,7 +28,7 @@ from caraml.suite.expand import PlannedPoint
 from caraml.suite.model import Point
 from caraml.system.variables import PROGRAM, SITE, behind, concealed, forget, hand_over, is_reference, missing, of_caller
 from caraml.worker.command import COMMAND, Command, peak_memory
-from caraml.worker.command_record import Ran, Sensors, once, record_of_run
+from caraml.worker.command_record import Output, Ran, Sensors, once, record_of_run
 from caraml.workloads.command import Params, filled, filled_command, names_of, references
 
 _VISIBLE_SECONDS = 10.0
@@ -356,8 +356,9 @@ def record_of_program(running: RunningPoint, names: Mapping[str, Any], how: Ran,
     params, point = running.work.light, running.work.point
     assert params is not None
     measured, flags = {**_no_energy(params.item, (sensor or _UNREAD) if params.energy else NO_ENERGY)}, []
+    output = Output.of(params, names, running.folder, how.exit_code)
     if running.sensors is not None:
-        how = running.sensors.completed(point, params, names, running.folder, how)
+        how = running.sensors.completed(point, output.items, running.folder, how)
         running.sensors.close()
     if params.energy:
         share = share_of_others(running.begun, cpu_time_of_children(), how.seconds or 0.0, os.cpu_count() or 1)
@@ -365,7 +366,7 @@ def record_of_program(running: RunningPoint, names: Mapping[str, Any], how: Ran,
         measured |= {"run_time": once(how.seconds, "s"), "peak_host_memory": peak_memory(resident), "other_cpu_share": others}
         flags = ["busy_machine"] if (share or 0.0) > BUSY_SHARE else []
     how = replace(how, measured={**measured, **how.measured}, flags=flags)
-    return record_of_run(point, running.folder, params, names, how)
+    return record_of_run(point, running.folder, params, output, how)
 
 
 @lru_cache(maxsize=64)

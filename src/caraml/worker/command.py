@@ -39,7 +39,7 @@ from caraml.results.store import write_record
 from caraml.suite.model import Point
 from caraml.system.detect import detect, environment
 from caraml.system.variables import PROGRAM, handed_over
-from caraml.worker.command_record import Ran, measured_by, record_of_run, window_of
+from caraml.worker.command_record import Output, Ran, measured_by, record_of_run, window_of
 from caraml.worker.remote import OtherNodes
 from caraml.workloads.command import Marks, Params, names_of
 
@@ -276,7 +276,8 @@ class CommandWorker:
         measured = {"peak_host_memory": peak_memory(self._resident)}
         extras: dict[str, Any] = {"system": detect().model_dump(mode="json")}
         names = names_of(self.point, self.params, self.folder, self.command.suite_folder)
-        window = window_of(self.point, self.params, names, self.folder, ran)
+        output = Output.of(self.params, names, self.folder, ran.exit_code)
+        window = window_of(self.point, output.items, ran)
         if window is not None and self._instruments is None:
             measured |= unknown(ENERGY_METRICS, NO_ENERGY, item=self.params.item)
         elif window is not None and self._instruments is not None:
@@ -291,7 +292,7 @@ class CommandWorker:
             flags, apart = nodes.flags, (self._others.apart(edges[0]), self._others.apart(edges[1]))
         extras |= {} if "environment" in extras else {"environment": environment()}  # which takes long
         ran = replace(ran, measured=measured, extras=extras, flags=flags, apart=apart)
-        return record_of_run(self.point, self.folder, self.params, names, ran)
+        return record_of_run(self.point, self.folder, self.params, output, ran)
 
     def _nodes(self, mine: NodeSummary, window: Window, edges: tuple[str, str]) -> Nodes:
         """All nodes of the point; this process is on the first."""

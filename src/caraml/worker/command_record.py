@@ -78,7 +78,7 @@ class Ran:
     """Second since 1970 at which it was started, as the host's clock had it, where the shell says so."""
 
 
-def items_of(params: Params, names: Mapping[str, Any], numbers: Mapping[str, Metric]) -> int | str:
+def _items(params: Params, names: Mapping[str, Any], numbers: Mapping[str, Metric]) -> int | str:
     """Items of the window, or a sentence that says why they are not known."""
     if isinstance(params.items, int):
         return params.items
@@ -96,14 +96,31 @@ def items_of(params: Params, names: Mapping[str, Any], numbers: Mapping[str, Met
     return f"items: found {value:g}, expected a whole number from 1 to {COUNT:.0e}"
 
 
-def window_of(point: Point, params: Params, names: Mapping[str, Any], folder: Path, ran: Ran) -> Window | None:
-    """The window whose energy is wanted; ``None`` if its items are not known."""
-    numbers, _ = read_metrics(params.metrics, folder, names) if not ran.exit_code else ({}, [])
-    items = items_of(params, names, numbers)
+@dataclass(frozen=True)
+class Output:
+    """What a program left behind, read once."""
+
+    numbers: dict[str, Metric]
+    """None of a program that failed."""
+    faults: list[str]
+    """A sentence for each number that could not be had, the items of the window among them."""
+    items: int | None
+
+    @classmethod
+    def of(cls, params: Params, names: Mapping[str, Any], folder: Path, exit_code: int) -> Output:
+        """Of the program that ran in an attempt's folder."""
+        numbers, faults = read_metrics(params.metrics, folder, names) if not exit_code else ({}, [])
+        items = _items(params, names, numbers)
+        return cls(numbers, faults, items) if isinstance(items, int) else cls(numbers, [*faults, items], None)
+
+
+def window_of(point: Point, items: int | None, ran: Ran) -> Window | None:
+    """The window, whose energy is wanted; ``None`` if its items are not known, or it took no time."""
     start, end = ran.window or (0.0, ran.seconds or 0.0)
-    if isinstance(items, str) or end <= start:
+    if items is None or end <= start:
         return None
-    return Window(start=start, end=end, steps=1, samples=point.global_batch, items=items, first_step=0)
+    times = {"start": start, "end": end, "opened_within": ran.apart[0], "closed_within": ran.apart[1]}
+    return Window(**times, steps=1, samples=point.global_batch, items=items, first_step=0)
 
 
 def measured_by(
@@ -141,7 +158,7 @@ class Sensors:
         """Read no more."""
         self._instruments.meter.stop()
 
-    def completed(self, point: Point, params: Params, names: Mapping[str, Any], folder: Path, how: Ran) -> Ran:
+    def completed(self, point: Point, items: int | None, folder: Path, how: Ran) -> Ran:
         """How the program ran, with its energy; if it did not fail the machine is read at rest once more."""
         # The shell's clock may be set, or drift, while the program runs: its instants are put on ours at each end. A large step is out of
         # the seconds already.
@@ -150,14 +167,14 @@ class Sensors:
         end = begin + (how.seconds or 0.0) - (drift if abs(drift) <= _STEPPED else 0.0)
         if how.seconds is not None and end > begin:
             how = replace(how, seconds=end - begin)
-        window = window_of(point, params, names, folder, how)
+        window = window_of(point, items, how)
         if window is None:
             return how
         if not how.exit_code:
             self._instruments.measure_idle(self._idle_seconds)
         mine = self._instruments.summary(begin, end, {"run": (begin, end)})
         nodes = put_together({node_key(): [mine]}, {node_key(): [0]}, window)
-        measured, fields = measured_by(nodes, self._instruments.meter, window, begin, item=params.item, folder=folder)
+        measured, fields = measured_by(nodes, self._instruments.meter, window, begin, item=self._item, folder=folder)
         return replace(how, measured=measured, extras={**how.extras, **fields, "environment": mine.environment})
 
 
@@ -183,26 +200,19 @@ def how_it_ran(folder: str) -> Ran | None:
     return Ran(int(code), started_at, seconds, at=begin)
 
 
-def record_of_run(point: Point, folder: Path, params: Params, names: Mapping[str, Any], ran: Ran) -> Record:
+def record_of_run(point: Point, folder: Path, params: Params, output: Output, ran: Ran) -> Record:
     """The record of a run that ended. A number that is missing or no number makes it ``invalid``."""
     if ran.exit_code:
         return _record(point, folder, ran, "failed", death(folder, ran.exit_code, "program"))
-    numbers, faults = read_metrics(params.metrics, folder, names)
-    own = own_definitions(params.metrics, "the suite")
-    items = items_of(params, names, numbers)
-    if isinstance(items, str):
-        faults.append(items)
+    own, faults = own_definitions(params.metrics, "the suite"), [*output.faults]
     if params.marks is not None and ran.window is None:
         faults.append(ran.doubt or "the marks were not printed")
-    start, end = ran.window or (0.0, ran.seconds)
-    if faults or end is None or isinstance(items, str) or end <= start:
+    window = window_of(point, output.items, ran)
+    if faults or window is None:
         reason = "; ".join(faults) or ran.doubt or "the run took no time that the clock could tell"
-        return _record(point, folder, ran, "invalid", reason, metrics=numbers, definitions=own)
-    opened, closed = ran.apart
-    times = {"start": start, "end": end, "opened_within": opened, "closed_within": closed}
-    window = Window(**times, steps=1, samples=point.global_batch, items=items, first_step=0)
+        return _record(point, folder, ran, "invalid", reason, metrics=output.numbers, definitions=own)
     facts = Facts(item=params.item, items_per_sample=1, parameters=None, flops_per_item=None, flops_formula="not known of a command")
-    metrics = {**_rates(window, point, params.item, ran), **ran.measured, **numbers}
+    metrics = {**_rates(window, point, params.item, ran), **ran.measured, **output.numbers}
     flags = [*ran.flags, *(["short_window"] if ran.window is not None and window.seconds < SHORT_WINDOW else [])]
     return _record(point, folder, ran, "ok", None, window=window, flags=flags, facts=facts, metrics=metrics, definitions=own)
 
