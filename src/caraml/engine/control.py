@@ -78,7 +78,7 @@ def look(warm_up: Series, seconds: Series, launched: int, elapsed: float, policy
         return Verdict(spent, False, None, policy.max_seconds - elapsed)
     run = blocks(seconds, warm_up)
     interval = run.interval()
-    precise = _precise(interval, run, policy)
+    precise = _precise(interval, run, policy.target)
     enough = elapsed >= shortest and launched >= policy.min_steps and len(seconds) >= policy.min_steps
     stop = spent or (precise and enough and is_steady(run, policy))
     return Verdict(stop, precise, interval, _remaining(interval, shortest, elapsed, policy))
@@ -89,8 +89,7 @@ def judge(warm_up: Series, seconds: Series, policy: Measure) -> list[str]:
     if len(seconds) < 4:
         return ["imprecise"]
     run = blocks(seconds, warm_up)
-    wider = policy.model_copy(update={"target": SLACK * policy.target})
-    fine = {"imprecise": _precise(run.interval(), run, wider), "not_steady": is_steady(run, policy)}
+    fine = {"imprecise": _precise(run.interval(), run, SLACK * policy.target), "not_steady": is_steady(run, policy)}
     return [flag for flag, is_so in fine.items() if not is_so]
 
 
@@ -118,16 +117,16 @@ def seen(seconds: Series) -> tuple[float, float]:
     return total / len(seconds), total / CONSTANTS
 
 
-def _precise(interval: Interval, run: Blocks, policy: Measure) -> bool:
+def _precise(interval: Interval, run: Blocks, target: float) -> bool:
     """True when the interval is as narrow as asked, rests on enough steps or on steps alike, and the first half of them promised as much.
 
     Of many looks at a growing sample one may find its spread too small by luck; that it did so twice, at half the size and now, is rare.
     """
-    within = run.highest - run.lowest <= policy.target * run.mean
-    if interval.relative > policy.target or run.n < 8 or (interval.effective_n < FEWEST_EFFECTIVE and not within):
+    within = run.highest - run.lowest <= target * run.mean
+    if interval.relative > target or run.n < 8 or (interval.effective_n < FEWEST_EFFECTIVE and not within):
         return False
     half = run.first_half
-    return half.interval().relative <= policy.target * math.sqrt(run.n / half.n)
+    return half.interval().relative <= target * math.sqrt(run.n / half.n)
 
 
 def _remaining(interval: Interval, shortest: float, elapsed: float, policy: Measure) -> float:
