@@ -222,7 +222,7 @@ def graph_deviation(device: torch.device, precision: Precision, steps: int = 12)
         own, told = load_workload("gpt"), dict[str, Any]()
         set_matmul_precision(precision)
         sizes = {"preset": "4M", "data": "synthetic-device", "warm_up_steps": 4, "decay_steps": 40}
-        context = BuildContext(own.params.model_validate(sizes), device, 0, 1, 1, 8, 0, lambda name: nullcontext(), global_batch=16)
+        context = BuildContext(own.params.model_validate(sizes), device, 0, 1, 1, 8, 0, lambda name: nullcontext(), accumulation=2)
         names = {"suite": "b", "benchmark": "b", "workload": "gpt", "params": {}, "system": "local", "device": "g", "software": "b"}
         wanted = Point(**names, device_class="gpu", global_batch=16, micro_batch=8, precision=precision, knobs=Knobs(step_graph=asked))
         step = make_step(own.build(context), wanted, device, told=told)

@@ -128,12 +128,12 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_856,
+    "analysis": 3_855,
     "base": 2_857,
-    "campaign": 1_643,
+    "campaign": 1_644,
     "cli": 1_621,
     "data": 791,
-    "engine": 4_454,
+    "engine": 4_453,
     "launch": 1_818,
     "metrics": 982,
     "power": 4_749,
@@ -143,8 +143,8 @@ LINES = {
     "suite": 2_674,
     "system": 3_392,
     "verify": 1_018,
-    "worker": 2_105,
-    "workloads": 8_646,
+    "worker": 2_116,
+    "workloads": 8_645,
 }
 FILES = 187
 

@@ -79,7 +79,6 @@ def caraml_step(spec: Spec) -> Callable[[], object]:
         micro_batch=spec.batch,
         seed=0,
         phase=lambda name: nullcontext(),
-        global_batch=spec.batch,
         knobs=point.knobs,
     )
     step = make_step(workload.build(context), point, device)

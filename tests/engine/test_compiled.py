@@ -49,7 +49,9 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def built(case: str, micro_batch: int, knobs: Knobs | None = None, **params: Any) -> Task:
     workload = load_workload(case.split(maxsplit=1)[0])
     given = workload.params.model_validate({**CASES.get(case, {}), **params})
-    context = BuildContext(given, CPU, 0, 1, 1, micro_batch, 0, lambda _: nullcontext(), global_batch=4, knobs=knobs or Knobs())
+    context = BuildContext(
+        given, CPU, 0, 1, 1, micro_batch, 0, lambda _: nullcontext(), accumulation=4 // micro_batch, knobs=knobs or Knobs()
+    )
     return workload.build(context)
 
 

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 def built(micro_batch: int = 4, **params: Any) -> Task:
     own = load_workload("gpt")
     given = own.params.model_validate({**GPT, **params})
-    return own.build(BuildContext(given, CPU, 0, 1, 1, micro_batch, seed=0, phase=lambda _: nullcontext(), global_batch=4))
+    return own.build(BuildContext(given, CPU, 0, 1, 1, micro_batch, seed=0, phase=lambda _: nullcontext(), accumulation=4 // micro_batch))
 
 
 def test_only_what_fp8_computes_is_planned() -> None:

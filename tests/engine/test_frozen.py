@@ -27,7 +27,7 @@ CASES = [("gpt", GPT), ("question_answering", BERT), ("image_classification", RE
 def predictions(workload: str, params: dict[str, Any], precision: Precision, frozen: bool, make_point: MakePoint) -> list[torch.Tensor]:
     """What three steps of mode `inference` predict, after a few of training have moved running statistics."""
     own, found = load_workload(workload), list[torch.Tensor]()
-    context = BuildContext(own.params.model_validate(params), CPU, 0, 1, 1, 2, 0, lambda name: nullcontext(), global_batch=2)
+    context = BuildContext(own.params.model_validate(params), CPU, 0, 1, 1, 2, 0, lambda name: nullcontext())
     task = own.build(context)
     point = make_point(workload=workload, global_batch=2, micro_batch=2, precision=precision, knobs=Knobs(frozen_weights=frozen))
     train = make_step(task, point.model_copy(update={"precision": "fp32"}), CPU)

@@ -88,7 +88,7 @@ class EmulatedGraph(TorchDispatchMode):
 def built(workload: str, params: dict[str, Any], samples: int = 4, micro_batch: int = 4) -> Task:
     own = load_workload(workload)
     given = own.params.model_validate(params)
-    return own.build(BuildContext(given, CPU, 0, 1, 1, micro_batch, 0, lambda name: nullcontext(), global_batch=samples))
+    return own.build(BuildContext(given, CPU, 0, 1, 1, micro_batch, 0, lambda name: nullcontext(), accumulation=samples // micro_batch))
 
 
 def state_of(task: Task) -> list[torch.Tensor]:

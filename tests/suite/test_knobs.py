@@ -203,7 +203,7 @@ def attention() -> Iterator[Any]:
 def built(workload: str, params: dict[str, Any], knobs: Knobs) -> Task:
     own = load_workload(workload)
     given = own.params.model_validate(params)
-    context = BuildContext(given, CPU, 0, 1, 1, 4, seed=0, phase=lambda name: nullcontext(), global_batch=4, knobs=knobs)
+    context = BuildContext(given, CPU, 0, 1, 1, 4, seed=0, phase=lambda name: nullcontext(), knobs=knobs)
     return own.build(context)
 
 

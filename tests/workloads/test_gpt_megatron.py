@@ -165,7 +165,7 @@ def test_the_version_of_the_library_decides_the_key(monkeypatch: pytest.MonkeyPa
 def test_facts_are_those_of_the_librarys_network(recompute: Literal["off", "full"]) -> None:
     """It recomputes whole layers, where torch stops early; and its loss holds all logits, where ours goes through them in parts."""
     params = Params.model_validate({"preset": "4M", "layers": 2, "backend": "megatron", "data": "synthetic-device", "recompute": recompute})
-    task = build(BuildContext(params, CPU, 0, 1, 1, 2, 0, lambda _: nullcontext(), global_batch=4))
+    task = build(BuildContext(params, CPU, 0, 1, 1, 2, 0, lambda _: nullcontext(), accumulation=2))
     C, L, T, V = params.width, params.layers, params.sequence_length, params.vocab_size
     forward = 24 * C**2 + 4 * C * T
     assert task.facts.flops_per_item == 3 * (L * forward + 2 * C * V)

@@ -100,7 +100,9 @@ def pretraining_sampler(total: int, micro_batch: int, rank: int, dp: int) -> Ite
 
 def batches(params: Params, rank: int, dp: int) -> list[torch.Tensor]:
     """The micro-batches, (micro-batch, T + 1) each, that a rank trains on in the first steps."""
-    context = BuildContext(params, torch.device("cpu"), rank, dp, 512, MICRO, SEED, lambda _: nullcontext(), global_batch=GLOBAL)
+    context = BuildContext(
+        params, torch.device("cpu"), rank, dp, 512, MICRO, SEED, lambda _: nullcontext(), accumulation=GLOBAL // (MICRO * dp)
+    )
     task = build(context)
     found = [torch.cat([x, y[:, -1:]], 1) for x, y in itertools.islice(task.batches, STEPS * GLOBAL // (MICRO * dp))]
     assert all(torch.equal(x[:, 1:], y[:, :-1]) for x, y in itertools.islice(task.batches, 1))
@@ -140,7 +142,7 @@ def test_what_a_record_says_of_the_samples(corpus: Path) -> None:
     assert (told["split_documents"], told["split_tokens"]) == (160, int(tokens.index.lengths[:160].sum())), "of the part"
     assert torch.equal(pickle.loads(pickle.dumps(more))[5], more[5])
     params = Params.model_validate({**TINY, "corpus": str(corpus), "order": "megatron", "order_split": SPLIT, "order_samples": 400})
-    task = build(BuildContext(params, torch.device("cpu"), 0, 1, 512, MICRO, SEED, lambda _: nullcontext(), global_batch=GLOBAL))
+    task = build(BuildContext(params, torch.device("cpu"), 0, 1, 512, MICRO, SEED, lambda _: nullcontext(), accumulation=GLOBAL // MICRO))
     assert task.facts.samples_per_epoch == part and task.facts.data is not None and task.facts.data["samples"] == len(more)
 
 

@@ -67,9 +67,7 @@ def build(name: str, params: dict[str, Any], batch: int) -> Task:
     workload = load_workload(name)
     given = workload.params.model_validate(params)
     phase = lambda _: nullcontext()  # noqa: E731
-    return workload.build(
-        BuildContext(given, CPU, rank=0, world=1, processes_on_node=1, micro_batch=batch, seed=0, phase=phase, global_batch=batch)
-    )
+    return workload.build(BuildContext(given, CPU, rank=0, world=1, processes_on_node=1, micro_batch=batch, seed=0, phase=phase))
 
 
 def train(task: Task, steps: int, batch: int) -> list[float]:

@@ -27,7 +27,7 @@ import numpy as np
 from caraml.base.errors import InputError
 from caraml.base.format import count, printable
 from caraml.base.limits import CHANNEL_NAME, CHANNELS, FLAGS, RANK_ROWS, ROWS, ROWS_SCANNED, STEPS, database, reading, table, too_large
-from caraml.metrics.model import unit_of
+from caraml.metrics.model import steps_per_epoch, unit_of
 from caraml.reference import FIELDS, paths
 from caraml.results.rows import COLUMNS, NUMBERS, Scalar, fill, fill_from_parquet, row_of
 from caraml.results.store import Store
@@ -134,8 +134,7 @@ def read_steps(path: Path) -> Steps:
 
 def batches(record: Record, steps: Steps) -> list[float]:
     """Step times of the window [s] without the first and last step of each epoch (EPICURE, section 5.2), where there are epochs."""
-    samples = record.facts.samples_per_epoch if record.facts else None
-    epoch = max(samples // record.point.global_batch, 1) if samples else 0
+    epoch = (steps_per_epoch(record.facts, record.point) if record.facts else None) or 0
     chosen = steps.within("measure") & (steps.seconds > 0)  # which no NaN is
     if epoch >= 3:  # or nothing would be left
         chosen &= ~np.isin(steps.step % epoch, (0, epoch - 1))

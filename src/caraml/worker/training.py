@@ -43,7 +43,7 @@ from caraml.engine.replacement import Masks, Products, Replacement
 from caraml.engine.step import Watch, make_step
 from caraml.engine.steps import RankSummary, Step, full
 from caraml.engine.watchdog import Watchdog
-from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Peak, own_definitions
+from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Peak, own_definitions, steps_per_epoch
 from caraml.metrics.window import bandwidth_of, peak_of
 from caraml.results.finish import MEASURED, Failure, note_failure, note_start, now, reason_of
 from caraml.results.record import Profile, Record, Status
@@ -188,7 +188,7 @@ class Worker:
             seed=point.seed,
             phase=self.log.phase,
             own_device=self._own_device,
-            global_batch=point.global_batch,
+            accumulation=point.accumulation,
             divided=mesh is not None,
             tp=point.placement.tp,
             knobs=point.knobs,
@@ -239,8 +239,8 @@ class Worker:
         point, policy = self.point, self.point.measure
         if policy.epochs is None:
             return MeasuringLoop(device, ranks, policy, self._hooks())
-        samples = task.facts.samples_per_epoch
-        if samples is None or samples < point.global_batch:
+        samples, steps = task.facts.samples_per_epoch or 0, steps_per_epoch(task.facts, point)
+        if steps is None or samples < point.global_batch:
             length = f"an epoch of {samples or 'unknown'} samples"
             raise InputError(f"measure.epochs: found {policy.epochs}; {length} has no batch of {point.global_batch}")
         if policy.to_target and (point.mode != "train" or task.validation is None):
@@ -251,7 +251,7 @@ class Worker:
                 return None, None
             return validate(task, point.precision, device.torch_device, ranks, watchdog.watch_validation)
 
-        return EpochLoop(device, ranks, policy, self._hooks(), steps=samples // point.global_batch, validate=check)
+        return EpochLoop(device, ranks, policy, self._hooks(), steps=steps, validate=check)
 
     def _parts(self, task: Task) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
         """What this process trains."""

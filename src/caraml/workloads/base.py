@@ -63,8 +63,8 @@ class BuildContext(Generic[P]):
     """Whether the engine will divide the model among devices: then it is built on the meta device, and the task says how to divide it."""
     tp: int = 1
     """Devices that share every layer of a divided model."""
-    global_batch: int | None = None
-    """Samples per optimizer step over all ranks; ``None`` where there is no accumulation."""
+    accumulation: int = 1
+    """Micro-batches of this rank per optimizer step."""
     knobs: Knobs = field(default_factory=Knobs)
 
     @property
@@ -107,9 +107,9 @@ class BuildContext(Generic[P]):
         return (cache_bytes() or 0) if self.device.type == "cpu" else 0
 
     @property
-    def accumulation(self) -> int:
-        """Micro-batches of this rank per optimizer step."""
-        return 1 if self.global_batch is None else max(self.global_batch // (self.micro_batch * self.world), 1)
+    def global_batch(self) -> int:
+        """Samples per optimizer step over all ranks."""
+        return self.micro_batch * self.accumulation * self.world
 
 
 def _contiguous(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:

@@ -69,7 +69,7 @@ def train(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         phase=lambda _: nullcontext(),
         divided=mesh is not None,
         tp=point.placement.tp,
-        global_batch=point.global_batch,
+        accumulation=point.accumulation,
         knobs=point.knobs,
     )
     task = gpt.build(context)

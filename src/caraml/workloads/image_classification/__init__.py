@@ -180,8 +180,7 @@ def build(ctx: BuildContext[Params]) -> Task:
     facts = counted_facts("image", model, source, flops, bytes_per_sample=size, epoch_items=params.epoch_images, **moved)
     rate = None
     if params.schedule == "goyal":
-        batch = ctx.micro_batch * ctx.accumulation * ctx.world
-        rate = goyal_rate(batch, params.warm_up_epochs, max(source.samples // batch, 1))
+        rate = goyal_rate(ctx.global_batch, params.warm_up_epochs, max(source.samples // ctx.global_batch, 1))
     return source.task(
         model,
         _optimizer(model, ctx),
