@@ -133,7 +133,7 @@ LINES = {
     "campaign": 1_644,
     "cli": 1_621,
     "data": 791,
-    "engine": 4_453,
+    "engine": 4_474,
     "launch": 1_818,
     "metrics": 982,
     "power": 4_749,

@@ -168,15 +168,15 @@ def test_the_compiler_does_not_take_the_kernels_for_the_model(products: Any, one
 
 
 class Clock(TorchDispatchMode):
-    """A machine whose libraries have known rates [FLOP/s] that depend on which operands are transposed: products take their time on a
-    clock that nothing else moves, but for others' work during one in ten of them."""
+    """A machine whose libraries have known rates [FLOP/s] that depend on which operands are transposed, and in oneDNN on how many parts a
+    product has: products take their time on a clock that nothing else moves, but for others' work during one in ten of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
         super().__init__()
         self.now, self._rng, self._by_onednn = 0.0, rng, replacement._by_onednn
         self.rates = {
             (library, left, right): 10 ** rng.uniform(9, 11)
-            for library in ("own", "other")
+            for library in ("own", "other", "parts")
             for left in (True, False)
             for right in (True, False)
         }
@@ -187,23 +187,25 @@ class Clock(TorchDispatchMode):
         """What the products would have taken by the better library of each."""
         self._taken = 0
 
+    def _seconds(self, library: str, a: torch.Tensor, b: torch.Tensor) -> float:
+        return 2.0 * a.shape[0] * b.numel() / self.rates[library, a.is_contiguous(), b.is_contiguous()]
+
     def _spend(self, library: str, a: torch.Tensor, b: torch.Tensor) -> None:
-        seconds = 2.0 * a.shape[0] * b.numel() / self.rates[library, a.is_contiguous(), b.is_contiguous()]
+        seconds = self._seconds(library, a, b)
         self.now += seconds * (self._rng.uniform(1, 10) if self.disturbed and self._rng.random() < 0.1 else 1.0)
 
-    def _onednn(self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _onednn(self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, parts: int) -> torch.Tensor:
         self._taken += 1
-        self._spend("other", a, b)
-        return self._by_onednn(a, b, bias)
+        self._spend("parts" if parts > 1 else "other", a, b)
+        return self._by_onednn(a, b, bias, parts)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         taken = self._taken
         out = func(*args, **(kwargs or {}))
         if func._schema.name in ("aten::mm", "aten::addmm"):
             a, b = args[-2:]
-            self.best += min(
-                2.0 * a.shape[0] * b.numel() / self.rates[one, a.is_contiguous(), b.is_contiguous()] for one in ("own", "other")
-            )
+            divisible = b.is_contiguous() and len(b) >= 1.5 * replacement._INNER
+            self.best += min(self._seconds(way, a, b) for way in ("own", "other", *(("parts",) if divisible else ())))
             if self._taken == taken:
                 self._spend("own", a, b)
             else:
@@ -214,10 +216,11 @@ class Clock(TorchDispatchMode):
 @pytest.mark.parametrize("seed", range(12))
 def test_a_step_is_never_slower_than_with_the_better_library(products: Any, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Measured, chosen and installed as in a worker, on libraries of drawn rates: but for the detours at least 0.98 times as fast as the
-    better one, of both for all products and of each product. They are large enough to be cut."""
+    better one, of both for all products and of each product. They are large enough to be cut, and many to be multiplied in parts."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
     monkeypatch.setattr(replacement, "_ENOUGH", 2.0 * 48**3 / torch.get_num_threads())
+    monkeypatch.setattr(replacement, "_INNER", 20)
     layers = [(rng.randint(16, 96), rng.randint(16, 96), rng.randint(16, 96)) for _ in range(4)]
     weights = [torch.randn(outer, inner, requires_grad=True) for _, inner, outer in layers]
     inputs = [torch.randn(rows, inner, requires_grad=True) for rows, inner, _ in layers]
@@ -240,6 +243,36 @@ def test_a_step_is_never_slower_than_with_the_better_library(products: Any, monk
     detours = OVERHEAD * 3 * len(layers)
     assert took["auto"] <= clock.best / 0.98 + detours, (took, clock.best)
     assert took["auto"] <= min(took["mkl"], took["onednn"]) / 0.98 + detours, took
+
+
+@pytest.mark.parametrize(("inner", "parts"), [(40, 1), (40, 2), (41, 3), (1, 1)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_product_in_parts_is_the_product(inner: int, parts: int, bias: bool) -> None:
+    """Also of transposes, of columns of wider matrices, and where the last part is the smallest."""
+    torch.manual_seed(0)
+    shift = torch.randn(24) if bias else None
+    right = torch.randn(inner, 24)
+    for left in (torch.randn(12, inner), torch.randn(inner, 12).t(), torch.randn(12, 3 * inner)[:, inner : 2 * inner]):
+        truth = left.double() @ right.double() + (shift.double() if shift is not None else 0.0)
+        found = replacement._by_onednn(left, right, shift, parts)
+        assert found.is_contiguous() and torch.allclose(found.double(), truth, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("right", [torch.randn(40, 48)[:, :24], torch.randn(24, 80)[:, :40].t(), torch.randn(40, 1).expand(40, 24)])
+def test_the_layer_gets_no_columns_of_a_wider_matrix(monkeypatch: pytest.MonkeyPatch, right: torch.Tensor) -> None:
+    """Of the weights, of which oneDNN's layer has no fast kernel then: it took a thousand times as long."""
+    given: list[torch.Tensor] = []
+    own = torch.ops.mkldnn._linear_pointwise.default
+
+    def linear(a: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
+        given.append(weight)
+        return own(a, weight, *rest)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", SimpleNamespace(default=linear))
+    left = torch.randn(12, 40)
+    for parts in (1, 2):
+        assert torch.allclose(replacement._by_onednn(left, right, None, parts), left @ right, atol=1e-4)
+    assert len(given) == 3 and all(weight.is_contiguous() or weight.t().is_contiguous() for weight in given)
 
 
 def test_a_large_transpose_is_copied_in_parts(products: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +313,8 @@ def test_a_training_has_the_same_losses_and_parameters(
 
 
 def injected(monkeypatch: pytest.MonkeyPatch, times: dict[Key, tuple[float, float]]) -> None:
-    monkeypatch.setattr(replacement, "product_seconds", lambda key: times[key])
+    """By the BLAS, and by oneDNN whole."""
+    monkeypatch.setattr(replacement, "product_seconds", lambda key: (*times[key], times[key][1]))
 
 
 def test_auto_takes_for_each_product_the_library_that_was_faster(products: Any, onednn: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,9 +353,29 @@ def test_auto_stays_with_torch_where_nothing_is_gained(products: Any, onednn: Co
 
 def test_a_gain_must_outweigh_the_detours() -> None:
     slow, fast = 3 * OVERHEAD, 1.5 * OVERHEAD
-    assert choice({WIDE: (slow, fast)}, {WIDE: 10})[0] == {WIDE}
-    assert choice({WIDE: (slow, fast), TALL: (slow, slow)}, {WIDE: 10, TALL: 10})[0] == frozenset()
+    assert choice({WIDE: (slow, fast, fast)}, {WIDE: 10})[0] == {WIDE: 1}
+    assert choice({WIDE: (slow, fast, fast), TALL: (slow, slow, slow)}, {WIDE: 10, TALL: 10})[0] == {}
     assert choice({}, {})[1] == "the first step multiplied no fp32 matrices"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "parts"), [((3.0, 2.0, 1.0), 5), ((3.0, 2.0, 1.97), 1), ((2.0, 3.0, 1.0), 5), ((1.0, 2.0, 1.5), 0), ((3.0, 2.0, 2.5), 1)]
+)
+def test_a_product_is_divided_where_that_is_faster(products: Any, monkeypatch: pytest.MonkeyPatch, seconds: Any, parts: int) -> None:
+    """In about as many parts as the fastest ones are long, and only if the right operand is no transpose."""
+    long: Key = ((16, 4000), (4000, 24), True, True, False, False)
+    monkeypatch.setattr(replacement, "product_seconds", lambda key: seconds)
+    seen: list[int] = []
+    monkeypatch.setattr(replacement, "_by_onednn", lambda a, b, bias, parts: seen.append(parts) or torch.zeros(len(a), b.shape[1]))
+    left, right = torch.randn(16, 4000), torch.randn(4000, 24)
+    own = products("auto")
+    step = own.around(lambda: StepOutcome(left @ right, 0.0), lambda name: nullcontext())
+    step()
+    step()
+    assert seen == ([parts] if parts else [])
+    (told,) = own.told["products"]
+    assert (told["parts"], told["seconds_in_parts"]) == (max(1, parts), seconds[2])
+    assert replacement._parts(long) == 5 and replacement._parts((*long[:3], False, *long[4:])) == 1
 
 
 def test_all_ranks_choose_alike(products: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +384,7 @@ def test_all_ranks_choose_alike(products: Any, monkeypatch: pytest.MonkeyPatch) 
     class Two(Ranks):
         def gather(self, value: Any) -> list[Any]:
             (text,) = value
-            return [value, {text: [3, 1.0, 9.0], "[[2, 2], [2, 2], true, true, false, false]": [1, 2.0, 1.0]}]
+            return [value, {text: [3, 1.0, 9.0, 9.0], "[[2, 2], [2, 2], true, true, false, false]": [1, 2.0, 1.0, 1.0]}]
 
     injected(monkeypatch, {WIDE: (2.0, 1.0)})
     own = products("auto", Two(0, 2))
@@ -350,12 +404,15 @@ def test_auto_asks_no_clock_where_it_must_not(products: Any, monkeypatch: pytest
 
 
 def test_both_libraries_are_timed_on_the_product_itself() -> None:
-    own, other = replacement.product_seconds(TALL)
-    assert 0 < own < 1 and 0 < other < 1
+    own, whole, parts = replacement.product_seconds(TALL)
+    assert 0 < own < 1 and 0 < whole < 1 and whole == parts, "too short for parts"
     assert replacement._cut(TALL) == TALL
     huge: Key = ((2**16, 4096), (4096, 4096), True, False, True, False)
     (m, k), (same, n), *rest = replacement._cut(huge)
     assert k == same and 2.0 * m * k * n <= replacement._ENOUGH * torch.get_num_threads() and rest == list(huge[2:])
+    long: Key = ((1024, 50304), (50304, 768), True, True, False, False)
+    (m, k), (same, n), *_ = replacement._cut(long)
+    assert k == same >= 8 * replacement._INNER and (m, n) == (1024, 768), "what is gained by parts depends on all sides"
 
 
 def test_a_torch_without_the_library_says_so(products: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -479,9 +479,16 @@ FAULTS = [
     Fault(
         "the slower library multiplies",
         "engine/replacement.py",
-        "if other < WORTH * own)",
-        "if own < WORTH * other)",
+        "if min(whole, divided) < WORTH * own",
+        "if own < WORTH * min(whole, divided)",
         (f"{T_MATMUL}::test_auto_takes_for_each_product_the_library_that_was_faster",),
+    ),
+    Fault(
+        "of a divided product the last part is missing",
+        "engine/replacement.py",
+        "for start in range(inner, len(b), inner):",
+        "for start in range(inner, len(b) - inner, inner):",
+        (f"{T_MATMUL}::test_a_product_in_parts_is_the_product",),
     ),
     Fault(
         "each rank chooses its library by its own times",

@@ -4,7 +4,8 @@ Whoever calls them, forward or backward, eager or compiled, under autocast, DDP,
 operators on the same parameters as before.
 
 Products: torch takes fp32 matrix products from its BLAS (MKL on x86), and from oneDNN only convolutions and formats of 16 bits; on some
-CPUs oneDNN multiplies more than twice as fast. Products of batches (`bmm`) and those inside attention stay as they are.
+CPUs oneDNN multiplies more than twice as fast, and long products faster still in parts of the inner dimension, whose results are added.
+Products of batches (`bmm`) and those inside attention stay as they are.
 
 Masks of dropout: torch draws every number of a mask by itself (`bernoulli_`), which takes a tenth of a BERT's step on two cores. Here its
 generator fills words of 64 bits, and each quarter of them is compared with the probability, which is met on average over the parts of a
@@ -19,7 +20,8 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,12 +34,11 @@ from caraml.suite.model import Point
 from caraml.system.kernels import blas
 
 WORTH = 0.98
-"""Share of torch's time below which the other kernel is taken: of two that are as fast as each other, torch's own is kept."""
+"""Share of torch's time below which the other kernel is taken."""
 _TRIALS = 4
 
-Seconds = tuple[float, float]
-"""Of the same work by torch's kernel, and by the other."""
-
+Seconds = tuple[float, ...]
+"""Of the same work by torch's kernel, and by the other; of a product also by the other in parts."""
 Key = tuple[Any, ...]
 """What a product's time depends on: both shapes, whether each operand is contiguous (else it is a transpose), whether a bias is added, and
 whether the result goes into memory that is there already."""
@@ -45,6 +46,11 @@ OVERHEAD = 5e-6
 """Seconds that the detour through Python adds to every call [measured on two CPUs: 4.2 to 4.6 µs]."""
 _ENOUGH = 2e9
 """FLOPs per thread of a product that is timed: of a larger one the longest side is cut, which changes both libraries' rates little."""
+_ENOUGH_IN_PARTS = 20 * _ENOUGH
+"""The same of one that could be divided: what parts gain depends on all three sides, and on smaller ones they lose."""
+_INNER = 768
+"""About the inner dimension of a part: with a right operand of 50,000 rows that is no transpose, oneDNN's layer does two thirds of its
+best rate [Zen 5]."""
 _COPIED = 2**23
 """Numbers of a transposed left operand that are copied at a time: oneDNN's layer takes no transpose there, and a copy of the slopes of all
 logits would be the largest array of a step."""
@@ -80,8 +86,8 @@ class Replacement:
         self._calls: dict[Any, int] = {}
         self.told: dict[str, Any] = {"asked": self._asked, "library": own, "why": "asked for by name"}
 
-    def kernels(self, takes: Callable[[Any], bool]) -> Mapping[str, Callable[..., torch.Tensor]]:
-        """By operator, a kernel that computes the calls whose key it ``takes``, and hands all others to torch's own."""
+    def kernels(self, takes: Callable[[Any], int]) -> Mapping[str, Callable[..., torch.Tensor]]:
+        """By operator, a kernel that computes the calls whose key it ``takes``, in that many parts, and hands all others to torch's own."""
         raise NotImplementedError
 
     def able(self, key: Any) -> bool:
@@ -113,7 +119,8 @@ class Replacement:
         def first_then_chosen() -> StepOutcome:
             outcome = step()
             if todo:
-                with todo.pop()(self.knob):
+                timed = todo.pop()
+                with timed(self.knob) if self._calls else nullcontext():
                     self.close()
                     self.choose()
             return outcome
@@ -125,8 +132,8 @@ class Replacement:
             self._calls[key] = self._calls.get(key, 0) + 1
         return False
 
-    def install(self, takes: Callable[[Any], bool]) -> None:
-        """Have the calls whose key it ``takes`` computed by the other kernel."""
+    def install(self, takes: Callable[[Any], int]) -> None:
+        """Have the calls whose key it ``takes`` computed by the other kernel; it says in how many parts, 0 for torch's own."""
         library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that a kernel is replaced
@@ -141,10 +148,10 @@ class Replacement:
         self._library = None  # torch withdraws kernels with the object that brought them
 
 
-def times_of(own: Callable[[], object], other: Callable[[], object]) -> Seconds:
-    """Seconds of the same work both ways: the fastest of a few turns each, which others disturb least. The first turns do not count."""
-    turns = [(_once(own), _once(other)) for _ in range(_TRIALS + 1)][1:]
-    return min(turn[0] for turn in turns), min(turn[1] for turn in turns)
+def times_of(*ways: Callable[[], object]) -> Seconds:
+    """Seconds of the same work each way: the fastest of a few turns each, which others disturb least. The first turns do not count."""
+    turns = [[_once(way) for way in ways] for _ in range(_TRIALS + 1)][1:]
+    return tuple(map(min, zip(*turns, strict=True)))
 
 
 def _once(work: Callable[[], object]) -> float:
@@ -177,7 +184,7 @@ class Products(Replacement):
         left, right = key[0], key[1]
         return len(left) == len(right) == 2 and left[1] == right[0] and min(*left, *right) > 1
 
-    def kernels(self, takes: Callable[[Key], bool]) -> dict[str, Callable[..., torch.Tensor]]:
+    def kernels(self, takes: Callable[[Key], int]) -> dict[str, Callable[..., torch.Tensor]]:
         """Of fp32 products, with or without a bias, and into memory that is there already."""
         return {name: _kernel(name, takes) for name in _OPERATORS}
 
@@ -187,65 +194,83 @@ class Products(Replacement):
         calls, times = dict[Key, int](), dict[Key, Seconds]()
         for text in dict.fromkeys(text for theirs in found for text in theirs):
             numbers = [theirs[text] for theirs in found if text in theirs]
-            count, own, other = (sum(column) for column in zip(*numbers, strict=True))
+            count, *seconds = (sum(column) for column in zip(*numbers, strict=True))
             key = _from_json(text)
-            calls[key], times[key] = count, (own / len(numbers), other / len(numbers))
+            calls[key], times[key] = count, tuple(one / len(numbers) for one in seconds)
         chosen, why = choice(times, calls)
         if chosen:
-            self.install(chosen.__contains__)
+            self.install(lambda key: chosen.get(key, 0))
         took = blas() if not chosen else "oneDNN" if len(chosen) == len(times) else f"oneDNN and {blas()}"
         self.told |= {"library": took, "why": why, "products": _in_words(times, calls, chosen)}
 
 
-def choice(times: Mapping[Key, Seconds], calls: Mapping[Key, int]) -> tuple[frozenset[Key], str]:
-    """The products that oneDNN shall compute, by the seconds of each and how often a step calls it; and why, in words."""
+def choice(times: Mapping[Key, Seconds], calls: Mapping[Key, int]) -> tuple[dict[Key, int], str]:
+    """In how many parts oneDNN shall compute what it is faster at, by the seconds of each and its calls in a step; and why, in words."""
     if not times:
-        return frozenset(), "the first step multiplied no fp32 matrices"
-    faster = frozenset(key for key, (own, other) in times.items() if other < WORTH * own)
-    before, after = (sum(calls[key] * seconds[key in faster if new else 0] for key, seconds in times.items()) for new in (False, True))
+        return {}, "the first step multiplied no fp32 matrices"
+    faster = {
+        key: _parts(key) if divided < WORTH * whole else 1
+        for key, (own, whole, divided) in times.items()
+        if min(whole, divided) < WORTH * own
+    }
+    before = sum(calls[key] * own for key, (own, _, _) in times.items())
+    after = sum(calls[key] * (min(others) if key in faster else own) for key, (own, *others) in times.items())
     detours = OVERHEAD * sum(calls.values())
     kinds = f"{len(faster)} of {len(times)} kinds"
     ratio = f"the products of a step, of all ranks, take {human(before, 's')} by {blas()} and {human(after, 's')} with oneDNN for {kinds}"
     if before - after <= detours:
-        return frozenset(), f"{ratio}, which does not outweigh {human(detours, 's')} of detours"
+        return {}, f"{ratio}, which does not outweigh {human(detours, 's')} of detours"
     return faster, ratio
 
 
 def product_seconds(key: Key) -> Seconds:
-    """Seconds of a product of this kind by the BLAS and by oneDNN."""
-    own, other = times_of(_operation(key, by_onednn=False), _operation(key, by_onednn=True))
-    scale = _flops(key) / _flops(_cut(key))
-    return scale * own, scale * other
-
-
-def _operation(key: Key, by_onednn: bool) -> Callable[[], object]:
-    left, right, left_straight, right_straight, biased, into = _cut(key)
-    a, b = _operand(left, left_straight), _operand(right, right_straight)
+    """Seconds of a product of this kind by the BLAS, by oneDNN, and by oneDNN in parts, where there is more than one."""
+    cut = _cut(key)
+    left, right, left_straight, right_straight, biased, into = cut
+    numbers = torch.randn(max(math.prod(left), math.prod(right)))  # of both operands: they may be the largest of a step
+    a, b = _operand(numbers, left, left_straight), _operand(numbers, right, right_straight)
     bias = torch.randn(right[1]) if biased else None
     out = torch.empty(left[0], right[1]) if into else None
-    if by_onednn:
-        return lambda: _by_onednn(a, b, bias) if out is None else out.copy_(_by_onednn(a, b, bias))
-    return lambda: torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+
+    def by_blas() -> torch.Tensor:
+        return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+
+    def by_onednn(parts: int) -> torch.Tensor:
+        done = _by_onednn(a, b, bias, parts)
+        return done if out is None else out.copy_(done)
+
+    ways = [partial(by_onednn, parts) for parts in dict.fromkeys((1, _parts(cut)))]
+    own, whole, *divided = times_of(by_blas, *ways)
+    scale = _flops(key) / _flops(cut)
+    return scale * own, scale * whole, scale * (divided[0] if divided else whole)
 
 
-def _operand(shape: tuple[int, int], straight: bool) -> torch.Tensor:
-    return torch.randn(shape) if straight else torch.randn(shape[::-1]).t()
+def _operand(numbers: torch.Tensor, shape: tuple[int, int], straight: bool) -> torch.Tensor:
+    part = numbers[: math.prod(shape)]
+    return part.view(shape) if straight else part.view(shape[::-1]).t()
 
 
 def _cut(key: Key) -> Key:
     """The same with its longest side halved until it is small enough."""
     (m, k), (_, n), *rest = key
-    while 2.0 * m * k * n > _ENOUGH * torch.get_num_threads():
+    enough = _ENOUGH_IN_PARTS if _parts(key) > 1 else _ENOUGH
+    while 2.0 * m * k * n > enough * torch.get_num_threads():
         longest = max(m, k, n)
         m, k, n = ((side + 1) // 2 if side == longest else side for side in (m, k, n))
     return (m, k), (k, n), *rest
+
+
+def _parts(key: Key) -> int:
+    """Of the inner dimension of a product by oneDNN, if in parts."""
+    (_, inner), _, _, right_straight, *_ = key
+    return max(1, round(inner / _INNER)) if right_straight else 1
 
 
 def _flops(key: Key) -> float:
     return 2.0 * key[0][0] * key[0][1] * key[1][1]
 
 
-def _in_words(times: Mapping[Key, Seconds], calls: Mapping[Key, int], chosen: frozenset[Key]) -> list[dict[str, Any]]:
+def _in_words(times: Mapping[Key, Seconds], calls: Mapping[Key, int], chosen: Mapping[Key, int]) -> list[dict[str, Any]]:
     """The products that take longest, for a record."""
     longest = sorted(times, key=lambda key: -calls[key] * times[key][0])
     return [
@@ -255,6 +280,8 @@ def _in_words(times: Mapping[Key, Seconds], calls: Mapping[Key, int], chosen: fr
             "library": "oneDNN" if key in chosen else blas(),
             "blas_seconds": times[key][0],
             "onednn_seconds": times[key][1],
+            "parts": chosen.get(key, 1),
+            "seconds_in_parts": times[key][2] if _parts(key) > 1 else None,
         }
         for key in longest[:_MOST_TOLD]
     ]
@@ -268,62 +295,56 @@ def _has_onednn() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def _by_onednn(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    rows, columns = b.stride()
-    if not ((columns == 1 and rows >= b.shape[1]) or (rows == 1 and columns >= b.shape[0])):
-        b = b.contiguous()  # an expanded operand, say, whose strides are 0
-    linear: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise.default
+def _by_onednn(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, parts: int = 1) -> torch.Tensor:
+    """``a @ b``, and the bias, from products of ``parts`` of the inner dimension."""
+    if not (b.is_contiguous() or b.t().is_contiguous()):
+        b = b.contiguous()  # oneDNN multiplies columns of a wider matrix a thousand times slower
     if a.is_contiguous() or a.numel() <= _COPIED:
-        return linear(a, b.t(), bias, "none", [], "")
+        return _layer(a, b, bias, parts)
     out = a.new_empty((a.shape[0], b.shape[1]))
     rows = max(1, _COPIED // a.shape[1])
     for start in range(0, len(out), rows):
-        out[start : start + rows] = linear(a[start : start + rows], b.t(), bias, "none", [], "")
+        out[start : start + rows] = _layer(a[start : start + rows], b, bias, parts)
     return out
 
 
-def _kernel(name: str, takes: Callable[[Key], bool]) -> Callable[..., torch.Tensor]:
+def _layer(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, parts: int) -> torch.Tensor:
+    linear: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise.default
+    if parts == 1:
+        return linear(a, b.t(), bias, "none", [], "")
+    inner = -(-len(b) // parts)
+    out = linear(a[:, :inner], b[:inner].t(), bias, "none", [], "")
+    for start in range(inner, len(b), inner):
+        out += linear(a[:, start : start + inner], b[start : start + inner].t(), None, "none", [], "")
+    return out
+
+
+def _kernel(name: str, takes: Callable[[Key], int]) -> Callable[..., torch.Tensor]:
     """An operator's kernel that gives oneDNN the fp32 products that it ``takes``, and torch's own kernel all others."""
     own: Any = torch.library.get_kernel(f"aten::{name}", "CPU")
     single = torch.float32
 
-    def product(keys: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        if a.dtype is single and b.dtype is single and takes((a.shape, b.shape, a.is_contiguous(), b.is_contiguous(), False, False)):
-            return _by_onednn(a, b, None)
-        return own.call_boxed(keys, a, b)
-
-    def product_into(keys: Any, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-        fits = a.dtype is single and b.dtype is single and out.dtype is single and out.shape == (*a.shape[:1], *b.shape[1:])
-        if fits and takes((a.shape, b.shape, a.is_contiguous(), b.is_contiguous(), False, True)):
-            return out.copy_(_by_onednn(a, b, None))
-        return own.call_boxed(keys, a, b, out=out)
-
-    def biased(keys: Any, bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> torch.Tensor:
+    def product(keys: Any, *operands: torch.Tensor, out: torch.Tensor | None = None, beta: float = 1, alpha: float = 1) -> torch.Tensor:
+        *added, a, b = operands
+        bias = added[0] if added else None
         if (
-            _is_bias(bias, b, beta, alpha)
-            and a.dtype is single
+            a.dtype is single
             and b.dtype is single
-            and takes((a.shape, b.shape, a.is_contiguous(), b.is_contiguous(), True, False))
+            and (bias is None or (_is_bias(bias, b) and beta == 1 and alpha == 1))
+            and (out is None or (out.dtype is single and out.shape == (*a.shape[:1], *b.shape[1:])))
+            and (parts := takes((a.shape, b.shape, a.is_contiguous(), b.is_contiguous(), bias is not None, out is not None)))
         ):
-            return _by_onednn(a, b, bias)
-        return own.call_boxed(keys, bias, a, b, beta=beta, alpha=alpha)
+            done = _by_onednn(a, b, bias, parts)
+            return done if out is None else out.copy_(done)
+        scales = {} if bias is None else {"beta": beta, "alpha": alpha}
+        return own.call_boxed(keys, *operands, **scales, **({} if out is None else {"out": out}))
 
-    def biased_into(
-        keys: Any, bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1, out: torch.Tensor
-    ) -> torch.Tensor:
-        fits = a.dtype is single and b.dtype is single and out.dtype is single and out.shape == (*a.shape[:1], *b.shape[1:])
-        straight = a.is_contiguous(), b.is_contiguous()
-        if fits and _is_bias(bias, b, beta, alpha) and takes((a.shape, b.shape, *straight, True, True)):
-            return out.copy_(_by_onednn(a, b, bias))
-        return own.call_boxed(keys, bias, a, b, beta=beta, alpha=alpha, out=out)
-
-    kernels: dict[str, Callable[..., torch.Tensor]] = {"mm": product, "mm.out": product_into, "addmm": biased, "addmm.out": biased_into}
-    return kernels[name]
+    return product
 
 
-def _is_bias(bias: torch.Tensor, b: torch.Tensor, beta: float, alpha: float) -> bool:
+def _is_bias(bias: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether what is added is one number per column."""
-    return bias.dim() == 1 and b.dim() == 2 and len(bias) == b.shape[1] and bias.dtype is torch.float32 and beta == 1 and alpha == 1
+    return bias.dim() == 1 and b.dim() == 2 and len(bias) == b.shape[1] and bias.dtype is torch.float32
 
 
 # -- masks of dropout --------------------------------------------------------------------------------------------------
@@ -358,7 +379,7 @@ class Masks(Replacement):
             self.install(self.able)
             self.told["library"] = self._words
 
-    def kernels(self, takes: Callable[[int], bool]) -> dict[str, Callable[..., torch.Tensor]]:
+    def kernels(self, takes: Callable[[int], int]) -> dict[str, Callable[..., torch.Tensor]]:
         """Only of contiguous masks that are large enough."""
         own: Any = torch.library.get_kernel("aten::bernoulli_.float", "CPU")
 
