@@ -721,6 +721,15 @@ def test_masks_count_in_the_runtimes_order(monkeypatch: pytest.MonkeyPatch) -> N
     assert {c.domain for c in opened(create("amdsmi"))[0].values()} == {"uuid-0000:02:00.0"}
 
 
+def test_a_counter_that_amd_s_firmware_does_not_fill_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, "amdsmi", FAKE_AMD=[{}])
+    import amdsmi
+
+    unfilled = {"energy_accumulator": 2**64 - 1, "counter_resolution": 15.3, "timestamp": 0}
+    monkeypatch.setattr(amdsmi, "amdsmi_get_energy_count", lambda handle: unfilled)
+    assert [channel.kind for channel in opened(create("amdsmi"))[0].values()] == ["power_instant"]
+
+
 @pytest.mark.usefixtures("virtual_time")
 def test_a_frozen_amd_counter_gives_way_to_power(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, "amdsmi", FAKE_AMD=[{"frozen": True}])

@@ -33,7 +33,8 @@ PART_TIME = {"A100": 0.25, "H100": 0.25}
 AMD_UPDATE_PERIOD_S = 0.01
 AMD_MEAN_WINDOW_S = 1.0
 """Averaging time of ``average_socket_power``; not published, so this is the cautious value [s]."""
-INVALID = (0xFFFF, 0xFFFFFFFF)
+INVALID = (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
+"""What AMD's firmware leaves in a field of 16, 32 or 64 bits that it does not fill."""
 MILLI = 1e-3
 NPU_SMI = ("npu-smi", "info")
 NPU_SMI_SECONDS = 10.0
