@@ -136,7 +136,7 @@ LINES = {
     "engine": 4_474,
     "launch": 1_818,
     "metrics": 982,
-    "power": 4_750,
+    "power": 4_751,
     "reference": 521,
     "report": 4_926,
     "results": 3_163,

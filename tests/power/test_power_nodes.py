@@ -87,6 +87,14 @@ def test_ranks_of_one_node_count_each_device_once() -> None:
     assert total.total_j == 301
 
 
+@pytest.mark.parametrize("first", ["n1", "n2"])
+def test_the_energy_of_nodes_that_worked_for_unequal_times_is_their_sum(first: str) -> None:
+    """A command takes as long as it takes on each node: no order of the files makes its energy that of another time."""
+    parts = {"n1": window("n1", {"a": 1000}), "n2": window("n2", {"b": 2000}, length=20.0)}
+    total = merge([(node, parts[node]) for node in sorted(parts, key=first.__ne__)]).boundaries["device"]
+    assert (total.total_j, total.bound_j, total.nodes) == (3000, pytest.approx(30), {"n1": 1000, "n2": 2000})
+
+
 def test_a_missing_node_makes_the_total_unknown() -> None:
     merged = merge([("n1", window("n1", {"a": 100}))], ["n1", "n2"])
     total = merged.boundaries["device"]

@@ -52,12 +52,13 @@ class MergedEnergy:
     reason: str | None = None
 
 
-def over_nodes(windows: Mapping[str, WindowEnergy]) -> WindowEnergy:
+def over_nodes(windows: Mapping[str, WindowEnergy], *, alike: bool = True) -> WindowEnergy:
     """One window from those of several nodes, each measured by its own clock: the sum, or no number and the node that has none.
 
     Args:
-        windows: of one name, by node; the sum has the times of the first that was not killed. A node whose window is of another length
-            (idle ones differ by what reading the sensors takes) counts with its power over the first's.
+        windows: of one name, by node; the sum has the times of the first that was not killed.
+        alike: all stand for the same stretch: a node whose window is of another length (idle ones differ by what reading the sensors takes)
+            counts with its power over the first's. Otherwise with its energy, however long it worked.
 
     Bounds add linearly: sensors of one type err together. A channel's id has its node's name before it.
     """
@@ -71,7 +72,7 @@ def over_nodes(windows: Mapping[str, WindowEnergy]) -> WindowEnergy:
     total.flags = sorted({flag for window in windows.values() for flag in window.flags})
     for boundary in BOUNDARIES:
         if any(boundary in window.boundaries for window in windows.values()):
-            total.boundaries[boundary] = _add(boundary, windows, first.duration_s)
+            total.boundaries[boundary] = _add(boundary, windows, first.duration_s if alike else None)
     total.valid = any(found.valid for found in total.boundaries.values())
     if not total.valid:
         reasons = [f"{name}: {found.reason}" for name, found in total.boundaries.items() if found.reason]
@@ -79,8 +80,8 @@ def over_nodes(windows: Mapping[str, WindowEnergy]) -> WindowEnergy:
     return total
 
 
-def _add(boundary: str, windows: Mapping[str, WindowEnergy], duration: float) -> BoundaryEnergy:
-    """Sum of one boundary over the nodes, in a window of ``duration`` seconds."""
+def _add(boundary: str, windows: Mapping[str, WindowEnergy], duration: float | None) -> BoundaryEnergy:
+    """Sum of one boundary over the nodes, in a window of ``duration`` seconds, or each in its own."""
     found: dict[str, BoundaryEnergy] = {}
     lacking: dict[str, str] = {}
     spanning: set[str] = set()
@@ -97,7 +98,7 @@ def _add(boundary: str, windows: Mapping[str, WindowEnergy], duration: float) ->
             lacking[node] = f"its meter {twice.id} is that of {readers[twice.meter]}, too, and counts once: each node needs its own"
             continue
         if part is not None:
-            found[node] = _scaled(part, duration / window.duration_s)
+            found[node] = part if duration is None else _scaled(part, duration / window.duration_s)
         if part is not None and part.energy_j is None:
             lacking[node] = part.reason or "no number"
         elif part is None and not spanning:
@@ -189,7 +190,7 @@ def merge(parts: Sequence[tuple[str, WindowEnergy]], expected: Iterable[str] | N
         ranks.setdefault(window.node or name, []).append(window)
     nodes = {node: of_one_node(windows) for node, windows in ranks.items()}
     merged.nodes = list(nodes)
-    total = over_nodes(nodes)
+    total = over_nodes(nodes, alike=False)
     for boundary, found in total.boundaries.items():
         by_node = {node: window.boundaries[boundary].energy_j if boundary in window.boundaries else None for node, window in nodes.items()}
         one = MergedBoundary(partial_j=found.partial_j, nodes=by_node)
