@@ -328,8 +328,7 @@ def family(metric: str) -> str:
     """The family of tests that a metric is corrected with."""
     if metric == "throughput":
         return metric
-    joules = metric in METRICS and METRICS[metric].unit.startswith("J")
-    return "energy" if joules or metric == "items_per_watt_hour" else "others"
+    return "energy" if metric in METRICS and re.search("^J|/Wh$", METRICS[metric].unit) else "others"
 
 
 def _judged(found: Sequence[Sequence[Change]], margin: float) -> list[tuple[Change, ...]]:

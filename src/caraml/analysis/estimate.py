@@ -153,14 +153,10 @@ SENSOR_ACCURACY = 0.05
 """Systematic relative error of a power sensor whose record does not say it."""
 Z95 = 1.959964
 
-_ENERGIES = ("energy", "device_energy", "node_energy", "run_energy", "run_node_energy", "items_per_watt_hour", "mean_power")
-_TIMES = ("step_time_mean", "epoch_time_mean", "window_time", "run_time", "runtime")
-_RATES = ("throughput", *_TIMES, "achieved_flops", "mfu", "input_bandwidth", *_ENERGIES)
-
 
 def is_known_kind(metric: str) -> bool:
     """True for rates, their times and energies: the kinds of number that the published repeats speak of."""
-    return metric in METRICS and metric.startswith(_RATES)
+    return metric in METRICS and METRICS[metric].spread
 
 
 UNKNOWN = datetime.min.replace(tzinfo=UTC)
@@ -198,7 +194,7 @@ def values(records: Iterable[Record], metric: str, of: Callable[[Record], Metric
         if one.low is not None and one.high is not None and 0 < one.low <= one.high:
             error = math.log(one.high / one.low) / 2 / Z95
         share = min((one.bound or 0.0) / one.value, 0.99)
-        accuracy, sensors = _sensors(record, one.scope) if metric in METRICS and metric.startswith(_ENERGIES) else (0.0, None)
+        accuracy, sensors = _sensors(record, one.scope) if is_known_kind(metric) and METRICS[metric].sensor else (0.0, None)
         host = str(record.system.get("hostname") or record.system.get("host") or "")
         bound = -math.log1p(-share)
         rounding = bound if "published" in record.environment else 0.0

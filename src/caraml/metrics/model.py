@@ -235,6 +235,8 @@ class MetricDefinition(FrozenModel):
     definition: str
     source: str = ""
     """The formula or the measurement behind the number, where the definition does not say it already."""
+    spread: bool = False
+    """Whether it is a rate, one of its times or an energy: the kinds of number of which published repeats tell how much they vary."""
     sensor: bool = False
     """Whether it needs a power sensor, which then is named after the ``source``."""
     shown: Literal["plain", "percent", "count"] = "plain"
