@@ -128,14 +128,14 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_855,
+    "analysis": 3_850,
     "base": 2_857,
     "campaign": 1_644,
     "cli": 1_621,
     "data": 791,
     "engine": 4_474,
     "launch": 1_818,
-    "metrics": 982,
+    "metrics": 984,
     "power": 4_751,
     "reference": 521,
     "report": 4_926,
