@@ -28,7 +28,7 @@ from turns import ratio  # noqa: E402
 from caraml.analysis.table import read_steps  # noqa: E402
 from caraml.engine.start import MEET, own_folder  # noqa: E402
 from caraml.results.store import RECORD, Store, read_record  # noqa: E402
-from caraml.suite.model import Measure, Point  # noqa: E402
+from caraml.suite.model import Point, Policy  # noqa: E402
 from caraml.workloads import load_workload  # noqa: E402
 from tests.report.record_factory import make_point  # noqa: E402
 
@@ -42,7 +42,7 @@ STARTERS = {
 def point_of(seconds: float) -> Point:
     """A small GPT on two ranks, measured for so many seconds."""
     params = load_workload("gpt").params.model_validate({"preset": "4M", "data": "synthetic", **SMALL}).model_dump(mode="json")
-    measure = Measure(min_seconds=seconds, max_seconds=seconds, target=1e-6, idle_seconds=0, warm_up_max_seconds=3)
+    measure = Policy(min_seconds=seconds, max_seconds=seconds, target=1e-6, idle_seconds=0, warm_up_max_seconds=3)
     own = {"device_class": "cpu", "mode": "compute", "devices": 2, "global_batch": 2, "micro_batch": 1}
     return make_point(workload="gpt", params=params, measure=measure, **own)
 

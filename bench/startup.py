@@ -53,12 +53,12 @@ def make_records(folder: Path) -> None:
 
 def worker_command(folder: Path) -> list[str]:
     """A worker that trains a small GPT for a window of four steps, without idle baseline."""
-    from caraml.suite.model import Measure
+    from caraml.suite.model import Policy
     from caraml.workloads import load_workload
     from tests.report.record_factory import make_point
 
     params = load_workload("gpt").params.model_validate(POINT).model_dump(mode="json")
-    measure = Measure(min_seconds=0, max_seconds=1, min_steps=4, max_steps=4, idle_seconds=0, warm_up_max_seconds=0.1)
+    measure = Policy(min_seconds=0, max_seconds=1, min_steps=4, max_steps=4, idle_seconds=0, warm_up_max_seconds=0.1)
     point = make_point(workload="gpt", params=params, measure=measure, global_batch=1, micro_batch=1, device_class="cpu", mode="compute")
     folder.mkdir()
     (folder / "point.json").write_text(point.model_dump_json(), encoding="utf-8")

@@ -282,9 +282,9 @@ def _suite_keys() -> str:
 
 
 def _measure() -> str:
-    from caraml.suite.model import Measure
+    from caraml.suite.model import Policy
 
-    return keys(Measure)
+    return keys(Policy)
 
 
 def devices() -> str:

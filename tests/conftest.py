@@ -25,7 +25,7 @@ import typer.testing
 from caraml.__main__ import verbs
 from caraml.base.files import TRUSTED_FOLDERS, intruder
 from caraml.base.format import count
-from caraml.suite.model import Measure, Point
+from caraml.suite.model import Point, Policy
 
 MakePoint = Callable[..., Point]
 
@@ -277,7 +277,7 @@ def make_point() -> MakePoint:
             "software": "test",
             "global_batch": 4,
             "micro_batch": 4,
-            "measure": Measure(min_seconds=1, max_seconds=5, idle_seconds=0),
+            "measure": Policy(min_seconds=1, max_seconds=5, idle_seconds=0),
         }
         return Point(**{**defaults, **values})
 

@@ -24,7 +24,7 @@ from caraml.power.model import BLOCKING, ENERGY_FLAGS, Channel
 from caraml.power.source import SourceEntry
 from caraml.results.record import FLAGS, STATUSES, Costly, Fingerprint, Profile, Record
 from caraml.suite.load import Benchmark, Suite, catalog_suites
-from caraml.suite.model import Knobs, Measure, Placement
+from caraml.suite.model import Knobs, Placement, Policy
 from caraml.system.families.family import FAMILIES
 from caraml.system.model import Affinity, Container, Cpu, DeviceModel, Figure, Link, Network, Scheduler, Site, Software, System
 from caraml.workloads import WORKLOADS, load_workload
@@ -35,7 +35,7 @@ RECORD: tuple[type[BaseModel], ...] = (Record, Metric, OwnMetric, Window, Phase,
 SYSTEM: tuple[type[BaseModel], ...] = (System, DeviceModel, Cpu, Link, Affinity, Figure, Site, Scheduler, Network, Container, Software)
 MODELS: dict[str, type[BaseModel]] = {
     **{name: load_workload(name).params for name in WORKLOADS},
-    **{model.__name__: model for model in (Suite, Measure, Knobs, Placement, *RECORD, *SYSTEM)},
+    **{model.__name__: model for model in (Suite, Policy, Knobs, Placement, *RECORD, *SYSTEM)},
 }
 
 
@@ -156,7 +156,7 @@ def test_tables_have_every_name_that_the_code_has(tables: ModuleType) -> None:
         "exit-codes": [str(int(code)) for code in ExitCode],
         "suites": catalog_suites(),
         "benchmark": list(Benchmark.model_fields),
-        "measure": list(Measure.model_fields),
+        "measure": list(Policy.model_fields),
         "workloads": [key for name in WORKLOADS for key in load_workload(name).params.model_fields],
         "record": [key for model in RECORD for key in model.model_fields],
     }

@@ -17,9 +17,9 @@ from caraml.engine.control import judge, look, seen, steps_until_next_look, warm
 from caraml.engine.device import CudaDevice
 from caraml.metrics.model import Metric, Peak
 from caraml.metrics.window import over
-from caraml.suite.model import Measure
+from caraml.suite.model import Policy
 
-DEFAULT = Measure()
+DEFAULT = Policy()
 """The default policy."""
 SETTLE, WINDOW = CudaDevice.settle_seconds, CudaDevice.window_seconds
 """Shortest warm-up and shortest window of an accelerator [s]."""
@@ -44,7 +44,7 @@ class Run:
         return abs(self.error) <= self.half
 
 
-def measured(machine: Machine, rng: np.random.Generator, policy: Measure, truth: float, at_least: float = SETTLE) -> Run:
+def measured(machine: Machine, rng: np.random.Generator, policy: Policy, truth: float, at_least: float = SETTLE) -> Run:
     """One run of a machine whose true step time is ``truth`` [s]; rank 0 decides when to stop, and the slowest of each step is judged."""
     series = machine.rank_series(rng, 1.1 * (policy.warm_up_max_seconds + policy.max_seconds) + 30 * machine.step + 5)
     warm = _launched(series[0], (), lambda own, elapsed: warm_up_over(own, elapsed, policy, at_least))
@@ -99,16 +99,16 @@ def share(found: Iterable[bool]) -> str:
     return f"{100 * sum(values) / len(values):.0f} %"
 
 
-def row(machine: Machine, policy: Measure, runs: int, seed: int = 1, at_least: float = SETTLE) -> Row:
+def row(machine: Machine, policy: Policy, runs: int, seed: int = 1, at_least: float = SETTLE) -> Row:
     """Many runs of one machine under one policy."""
     rng, truth = np.random.default_rng(seed), machine.truth()
     return Row(machine, [measured(machine, rng, policy, truth, at_least) for _ in range(runs)])
 
 
-def long_enough(machine: Machine) -> Measure:
+def long_enough(machine: Machine) -> Policy:
     """A policy whose window holds twenty time constants of the machine."""
     window = max(5.0, 20 * machine.slowest)
-    return Measure(warm_up_max_seconds=60 + 10 * machine.slowest, min_seconds=window, max_seconds=max(60.0, 2 * window))
+    return Policy(warm_up_max_seconds=60 + 10 * machine.slowest, min_seconds=window, max_seconds=max(60.0, 2 * window))
 
 
 def stopped(machine: Machine, target: float, runs: int) -> str:

@@ -31,7 +31,7 @@ from caraml.engine.steps import StepOutcome
 from caraml.launch.script import environment_of
 from caraml.power import Meter
 from caraml.results.status import ProgressWriter
-from caraml.suite.model import Measure
+from caraml.suite.model import Policy
 from caraml.verify.claims import SOURCE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
@@ -41,9 +41,9 @@ from turns import Estimate, median, ratio
 STEP_SECONDS = 0.05
 
 
-def policy(steps: int) -> Measure:
+def policy(steps: int) -> Policy:
     """A window of exactly so many steps."""
-    return Measure(min_seconds=0, max_seconds=3600, min_steps=steps, max_steps=steps, idle_seconds=0, warm_up_max_seconds=0.001)
+    return Policy(min_seconds=0, max_seconds=3600, min_steps=steps, max_steps=steps, idle_seconds=0, warm_up_max_seconds=0.001)
 
 
 def harnessed(step: Callable[[], StepOutcome], steps: int) -> float:

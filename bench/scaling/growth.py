@@ -78,7 +78,7 @@ def trained(axis: str, rounds: int) -> list[dict[str, float]]:
 def over_world(world: int) -> dict[str, float]:
     """One point of so many ranks on this node (more than it has devices, which does not matter to ranks that only wait)."""
     from caraml.results.store import RECORD, read_record
-    from caraml.suite.model import Measure, Point
+    from caraml.suite.model import Point, Policy
 
     names = dict.fromkeys(("suite", "benchmark", "system", "device", "software"), "bench")
     point = Point(
@@ -89,7 +89,7 @@ def over_world(world: int) -> dict[str, float]:
         devices=world,
         global_batch=world,
         micro_batch=1,
-        measure=Measure(min_seconds=5, max_seconds=6, idle_seconds=0),
+        measure=Policy(min_seconds=5, max_seconds=6, idle_seconds=0),
     )
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "known" / "1"
@@ -121,7 +121,7 @@ def long_run(steps: int) -> dict[str, float]:
     from caraml.engine.ranks import Ranks
     from caraml.engine.steps import StepOutcome
     from caraml.results.rows import write_table
-    from caraml.suite.model import Measure
+    from caraml.suite.model import Policy
     from caraml.verify import KnownDevice, VirtualClock
 
     device, rng = KnownDevice(VirtualClock(1000.0), launch_cost=0.001, queue=1.0), random.Random(0)
@@ -131,7 +131,7 @@ def long_run(steps: int) -> dict[str, float]:
         device.launch(rng.gauss(0.05, 0.0005))
         return StepOutcome(torch.rand(()), rng.random() * 1e-5)
 
-    policy = Measure(target=1e-9, max_seconds=1e9, min_steps=steps, max_steps=steps, idle_seconds=0)
+    policy = Policy(target=1e-9, max_seconds=1e9, min_steps=steps, max_steps=steps, idle_seconds=0)
     before, begin = _resident(), time.process_time()
     hooks = Hooks(progress=lambda progress: looks.append(_resident() - before))
     done = MeasuringLoop(device, Ranks(), policy, hooks).run(step)

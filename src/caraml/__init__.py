@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from caraml.api import load
-    from caraml.suite.model import Measure as Policy
+    from caraml.suite.model import Policy
     from caraml.worker.measure import measure
 
 __version__ = "0.1.0"

@@ -21,7 +21,7 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
 from caraml.engine.steps import StepOutcome
 from caraml.metrics.model import Facts
-from caraml.suite.model import Measure, Point
+from caraml.suite.model import Point, Policy
 from caraml.system import families, limits
 from caraml.system.detect import detect
 from caraml.verify import proof
@@ -58,7 +58,7 @@ def a_window_is_exactly_its_steps() -> None:
         return StepOutcome(sums[-1], 0.0)
 
     hooks = Hooks(progress=lambda progress: looks.append(emulated.now()))
-    policy = Measure(min_seconds=1, max_seconds=4, idle_seconds=0)
+    policy = Policy(min_seconds=1, max_seconds=4, idle_seconds=0)
     measured = MeasuringLoop(device, Ranks(), policy, hooks).run(step)
     seconds, took = [row.seconds for row in measured.window_rows], measured.end - measured.begin
     assert took == pytest.approx(KERNELS * KERNEL * len(seconds), rel=5e-3) and sum(seconds) == pytest.approx(took, rel=1e-9)
@@ -143,7 +143,7 @@ def micro_batches_together_are_the_whole_batch() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
         facts = Facts(item="sample", items_per_sample=1, parameters=1, flops_per_item=None, flops_formula="none")
         task = Task(model, optimizer, moved, lambda net, x: (net(x) - x.sum(1, keepdim=True)).square().mean(), facts, clip_norm=clip)
-        asked = {"params": {}, "system": "local", "device": "x", "device_class": "gpu", "software": "x", "measure": Measure()}
+        asked = {"params": {}, "system": "local", "device": "x", "device_class": "gpu", "software": "x", "measure": Policy()}
         point = Point(suite="t", benchmark="t", workload="t", global_batch=16, micro_batch=micro_batch, **asked)
         step = make_step(task, point, device)
         losses = [loss.detach() for _ in range(3) if (loss := step().loss) is not None]
@@ -243,7 +243,7 @@ def the_bench_for_accelerators_finds_this_one_right() -> None:
 
 def a_loop_of_one_s_own_is_measured_on_the_device() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        policy = Measure(target=0.5, min_seconds=0, max_seconds=60, min_steps=6, max_steps=6, idle_seconds=0, warm_up_max_seconds=0.1)
+        policy = Policy(target=0.5, min_seconds=0, max_seconds=60, min_steps=6, max_steps=6, idle_seconds=0, warm_up_max_seconds=0.1)
         weight = torch.ones(100, 100, device=DEVICE)
         with caraml.measure("loop", item="product", out=folder, policy=policy) as m:
             while m.step(3):

@@ -7,9 +7,9 @@ import pytest
 
 from caraml.engine.control import judge, look, seen, settled, steps_until_next_look, warm_up_over
 from caraml.suite.load import load_suite
-from caraml.suite.model import Measure
+from caraml.suite.model import Policy
 
-POLICY = Measure(target=0.02, min_seconds=2, max_seconds=10, min_steps=10, warm_up_steps=3, warm_up_max_seconds=5)
+POLICY = Policy(target=0.02, min_seconds=2, max_seconds=10, min_steps=10, warm_up_steps=3, warm_up_max_seconds=5)
 
 
 def test_a_window_needs_precision_time_and_steps() -> None:

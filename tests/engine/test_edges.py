@@ -16,17 +16,17 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.metrics.model import Facts, Measured, Peak
 from caraml.power.model import WindowEnergy
-from caraml.suite.model import Measure
+from caraml.suite.model import Policy
 from caraml.worker.record import Known, together
 from tests.conftest import MakePoint
 from tests.engine.together import LATENCY, Meeting, ThreadRanks
 
 STEP = 0.02
-POLICY = Measure(min_seconds=1, max_seconds=3, max_steps=100, min_steps=100, idle_seconds=0)
-EPOCHS = Measure(epochs=3, count_epoch=2)
+POLICY = Policy(min_seconds=1, max_seconds=3, max_steps=100, min_steps=100, idle_seconds=0)
+EPOCHS = Policy(epochs=3, count_epoch=2)
 
 
-def measured(edge_seconds: float, make_point: MakePoint, policy: Measure = POLICY, apart: float = 0.0) -> Measured:
+def measured(edge_seconds: float, make_point: MakePoint, policy: Policy = POLICY, apart: float = 0.0) -> Measured:
     """Two ranks that train together; reading the sensors takes rank 0 so long at either edge."""
 
     def work(ranks: ThreadRanks) -> RankSummary:

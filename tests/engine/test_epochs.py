@@ -11,7 +11,7 @@ import torch
 from caraml.engine.loop import EpochLoop, Hooks, Progress
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
-from caraml.suite.model import Measure
+from caraml.suite.model import Policy
 from caraml.verify import KnownDevice, VirtualClock
 
 STEP, CHECK, STEPS = 0.05, 0.2, 10
@@ -20,7 +20,7 @@ STEP, CHECK, STEPS = 0.05, 0.2, 10
 class Run:
     """What happened in one run of the loop."""
 
-    def __init__(self, policy: Measure, losses: list[float] | None = None, steps: int = STEPS, warned_at: int | None = None) -> None:
+    def __init__(self, policy: Policy, losses: list[float] | None = None, steps: int = STEPS, warned_at: int | None = None) -> None:
         self.clock = VirtualClock(1000.0)
         self.device = KnownDevice(self.clock, 0.0, queue=1.0)
         self.edges: list[float] = []
@@ -55,7 +55,7 @@ class Run:
 
 
 def test_five_epochs_of_which_the_fourth_counts() -> None:
-    run = Run(Measure(epochs=5))
+    run = Run(Policy(epochs=5))
     measured = run.measured
     assert [row.number for row in measured.epochs] == [1, 2, 3, 4, 5] and run.checks == 5
     assert len(measured.rows) == 5 * STEPS == len(measured.losses)
@@ -71,15 +71,15 @@ def test_five_epochs_of_which_the_fourth_counts() -> None:
 
 
 def test_any_epoch_can_count_even_the_first() -> None:
-    run = Run(Measure(epochs=2, count_epoch=1))
+    run = Run(Policy(epochs=2, count_epoch=1))
     assert [row.phase for row in run.measured.rows] == ["measure"] * STEPS + ["after"] * STEPS
     assert run.measured.end - run.measured.begin == pytest.approx(STEPS * STEP), "the first step is one of the window's"
 
 
 @pytest.mark.parametrize(
-    ("policy", "epochs"), [(Measure(epochs=9, until_loss=0.5), 3), (Measure(epochs=9, until_accuracy=0.55), 4)], ids=["loss", "accuracy"]
+    ("policy", "epochs"), [(Policy(epochs=9, until_loss=0.5), 3), (Policy(epochs=9, until_accuracy=0.55), 4)], ids=["loss", "accuracy"]
 )
-def test_a_target_ends_training_and_everything_counts(policy: Measure, epochs: int) -> None:
+def test_a_target_ends_training_and_everything_counts(policy: Policy, epochs: int) -> None:
     run = Run(policy, [0.9, 0.7, 0.5, 0.4, 0.3])
     assert len(run.measured.epochs) == epochs
     assert run.measured.end - run.measured.begin == pytest.approx(epochs * (STEPS * STEP + CHECK))
@@ -88,12 +88,12 @@ def test_a_target_ends_training_and_everything_counts(policy: Measure, epochs: i
 
 
 def test_a_target_that_is_not_reached_is_said() -> None:
-    run = Run(Measure(epochs=3, until_loss=0.1), [0.9, 0.8, 0.7])
+    run = Run(Policy(epochs=3, until_loss=0.1), [0.9, 0.8, 0.7])
     assert len(run.measured.epochs) == 3 and run.measured.flags == ["target_missed"]
 
 
 def test_a_warning_before_the_epoch_that_counts_lets_it_begin_at_once() -> None:
-    run = Run(Measure(epochs=5), steps=1000, warned_at=100)
+    run = Run(Policy(epochs=5), steps=1000, warned_at=100)
     measured = run.measured
     assert [row.number for row in measured.epochs] == [1, 4] and run.checks == 0, "no more validation"
     assert "truncated" in measured.flags
@@ -103,29 +103,29 @@ def test_a_warning_before_the_epoch_that_counts_lets_it_begin_at_once() -> None:
 
 
 def test_an_epoch_too_short_to_be_cut_is_still_known_to_lack_its_validation() -> None:
-    measured = Run(Measure(epochs=5), steps=6, warned_at=1).measured
+    measured = Run(Policy(epochs=5), steps=6, warned_at=1).measured
     assert [(row.number, row.cut) for row in measured.epochs] == [(1, True), (4, True)]
     assert "truncated" in measured.flags
 
 
 def test_a_warning_in_the_epoch_that_counts_ends_it_and_the_run() -> None:
-    run = Run(Measure(epochs=5), steps=1000, warned_at=3100)
+    run = Run(Policy(epochs=5), steps=1000, warned_at=3100)
     assert [row.steps == 1000 for row in run.measured.epochs] == [True] * 3 + [False]
     assert run.checks == 3 and "truncated" in run.measured.flags
 
 
 def test_a_warning_after_the_epoch_that_counts_takes_nothing_from_it() -> None:
-    run = Run(Measure(epochs=5), steps=1000, warned_at=4100)
+    run = Run(Policy(epochs=5), steps=1000, warned_at=4100)
     assert run.measured.epochs[3].steps == 1000 and "truncated" not in run.measured.flags
 
 
 def test_a_warning_on_the_way_to_a_target_says_that_it_was_missed() -> None:
-    run = Run(Measure(epochs=9, until_loss=0.1), steps=1000, warned_at=1500)
+    run = Run(Policy(epochs=9, until_loss=0.1), steps=1000, warned_at=1500)
     assert run.measured.flags[-2:] == ["truncated", "target_missed"] and len(run.measured.epochs) == 2
 
 
 def test_progress_tells_how_long_it_will_take() -> None:
-    progress = Run(Measure(epochs=3), steps=200).progress
+    progress = Run(Policy(epochs=3), steps=200).progress
     remaining = [(said.steps, said.remaining) for said in progress if said.remaining is not None]
     assert len(remaining) > 10
     assert all(left == pytest.approx((600 - steps) * STEP, rel=0.01) for steps, left in remaining)
@@ -141,9 +141,9 @@ def test_progress_tells_how_long_it_will_take() -> None:
 )
 def test_a_policy_that_makes_no_sense_is_refused(values: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Measure(**values)  # type: ignore[arg-type]
+        Policy(**values)  # type: ignore[arg-type]
 
 
 def test_the_counted_epoch_is_the_last_but_one() -> None:
-    assert [Measure(epochs=count).counted_epoch for count in (1, 2, 5)] == [1, 1, 4]
-    assert Measure().counted_epoch is None and Measure(epochs=5, count_epoch=2).counted_epoch == 2
+    assert [Policy(epochs=count).counted_epoch for count in (1, 2, 5)] == [1, 1, 4]
+    assert Policy().counted_epoch is None and Policy(epochs=5, count_epoch=2).counted_epoch == 2

@@ -7,10 +7,10 @@ import torch
 from caraml.engine.loop import Hooks, MeasuringLoop
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
-from caraml.suite.model import Measure
+from caraml.suite.model import Policy
 from caraml.verify import KnownDevice, VirtualClock
 
-POLICY = Measure(target=1e-9, min_seconds=50, max_seconds=60, idle_seconds=0)
+POLICY = Policy(target=1e-9, min_seconds=50, max_seconds=60, idle_seconds=0)
 START = 1000.0
 
 

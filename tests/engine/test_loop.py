@@ -18,18 +18,18 @@ from caraml.engine.instruments import CpuTime, cpu_time, share_of_others
 from caraml.engine.loop import Hooks, MeasuringLoop, Progress
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
-from caraml.suite.model import Measure
+from caraml.suite.model import Policy
 from caraml.verify import KnownDevice, VirtualClock
 from caraml.worker.record import PhaseLog, process_start
 
-POLICY = Measure(min_seconds=1, max_seconds=4, idle_seconds=0)
+POLICY = Policy(min_seconds=1, max_seconds=4, idle_seconds=0)
 
 
 def fake(launch_cost: float = 0.001) -> KnownDevice:
     return KnownDevice(VirtualClock(1000.0), launch_cost, queue=1.0)
 
 
-def measure(device: KnownDevice, seconds: float, policy: Measure = POLICY) -> tuple[RankSummary, list[Progress], list[float]]:
+def measure(device: KnownDevice, seconds: float, policy: Policy = POLICY) -> tuple[RankSummary, list[Progress], list[float]]:
     progress: list[Progress] = []
     edges: list[float] = []
     losses = count()
@@ -115,7 +115,7 @@ import torch
 from caraml.engine.loop import Hooks, MeasuringLoop
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import StepOutcome
-from caraml.suite.model import Measure
+from caraml.suite.model import Policy
 from caraml.verify import KnownDevice, VirtualClock
 
 device, seen, number = KnownDevice(VirtualClock(1000.0), 0.001, queue=1.0), [], 0
@@ -132,7 +132,7 @@ def step():
     device.launch(0.01 * (1 + number * 7919 % 13 / 50))
     return StepOutcome(torch.tensor(1.0), 0.0)
 
-MeasuringLoop(device, Ranks(), Measure(min_seconds=1, max_seconds=4, idle_seconds=0), Hooks(phase=phase)).run(step)
+MeasuringLoop(device, Ranks(), Policy(min_seconds=1, max_seconds=4, idle_seconds=0), Hooks(phase=phase)).run(step)
 print(number, sorted(seen[-1][1] - seen[0][1]))
 """
 
@@ -177,7 +177,7 @@ def test_skipped_updates_are_counted_by_the_fall_of_the_scale() -> None:
         device.launch(0.05)
         return StepOutcome(None, 0.0, torch.tensor(next(scales)))
 
-    measured = MeasuringLoop(device, Ranks(), Measure(min_seconds=1, max_seconds=4, max_steps=20), Hooks()).run(step)
+    measured = MeasuringLoop(device, Ranks(), Policy(min_seconds=1, max_seconds=4, max_steps=20), Hooks()).run(step)
     outside = len(measured.rows) - 20
     assert measured.skipped_updates == sum(fall >= outside for fall in (10, 15))
 
@@ -190,7 +190,7 @@ def test_an_update_skipped_in_the_window_s_first_step_counts_and_one_just_before
             device.launch(0.05)
             return StepOutcome(None, 0.0, torch.tensor(next(scales)))
 
-        measured = MeasuringLoop(device, Ranks(), Measure(min_seconds=1, max_seconds=4, max_steps=20), Hooks()).run(step)
+        measured = MeasuringLoop(device, Ranks(), Policy(min_seconds=1, max_seconds=4, max_steps=20), Hooks()).run(step)
         first.append(len(measured.rows) - 20)
         return measured.skipped_updates
 

@@ -19,7 +19,7 @@ from caraml.launch.launchers import PrintLauncher, faults, set_up
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.finish import finish
 from caraml.results.store import RECORD, Store, read_record
-from caraml.suite.model import Knobs, Measure
+from caraml.suite.model import Knobs, Policy
 from caraml.system.catalogue import list_systems
 from caraml.system.model import Container, Network, Scheduler, Site, Software
 from tests.conftest import MakePoint
@@ -160,7 +160,7 @@ def test_the_time_limit_is_the_point_s_with_room_for_warning_and_start() -> None
 def jobs(tmp_path: Path, make_point: MakePoint, nodes: list[int], site: Site) -> list[Job]:
     made = []
     for seed, count in enumerate(nodes):
-        point = make_point(seed=seed, nodes=count, measure=Measure(timeout_seconds=600))
+        point = make_point(seed=seed, nodes=count, measure=Policy(timeout_seconds=600))
         folder = Store(tmp_path).new_attempt(point)
         made.append(Job(folder, write_script(point, folder, 4, site), count, 1, 600))
     return made
@@ -311,7 +311,7 @@ def test_partition_limits(text: str, minutes: float | None) -> None:
 
 def test_faults_of_a_site_are_found_before_anything_runs(tmp_path: Path, make_point: MakePoint) -> None:
     site = Site(scheduler=Scheduler(max_minutes=10, qos="a\nb"), container=Container(runtime="apptainer", image=str(tmp_path / "x.sif")))
-    found = faults(site, [make_point(measure=Measure(timeout_seconds=3600)), make_point(measure=Measure(timeout_seconds=60))])
+    found = faults(site, [make_point(measure=Policy(timeout_seconds=3600)), make_point(measure=Policy(timeout_seconds=60))])
     assert len(found) == 3
     assert (
         any("x.sif" in fault for fault in found)

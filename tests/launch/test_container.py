@@ -18,7 +18,7 @@ from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.launch.container import PROGRAMS, build_command, check, digest, image_of, pull_command, runtime_called, wrap
 from caraml.launch.script import Recipe
 from caraml.results.store import RECORD, Store, read_record
-from caraml.suite.model import Measure
+from caraml.suite.model import Policy
 from caraml.system.detect import container as container_seen
 from caraml.system.model import Container, ContainerRuntime, Site
 from caraml.workloads.gpt.text import prepare_text
@@ -278,7 +278,7 @@ def test_a_point_trains_in_a_container(real: tuple[ContainerRuntime, str], tmp_p
     runtime, image = real
     params = {"preset": "4M", "width": 16, "layers": 1, "heads": 1, "sequence_length": 8, "vocab_size": 300, "corpus": "corpora/notes"}
     prepare_text([Path(__file__)], tmp_path / "suite" / "corpora" / "notes", vocab_size=300)
-    policy = Measure(target=0.5, min_seconds=0, min_steps=4, max_steps=8, max_seconds=2, warm_up_max_seconds=0.1, idle_seconds=0)
+    policy = Policy(target=0.5, min_seconds=0, min_steps=4, max_steps=8, max_seconds=2, warm_up_max_seconds=0.1, idle_seconds=0)
     point = make_point(workload="gpt", params=params, measure=policy)
     binds = tuple(map(str, host_folders()))
     chosen = Container(runtime=runtime, image=image, binds=binds, python=sys.executable)

@@ -7,7 +7,7 @@ import pytest
 from caraml.metrics.energy import nominal_epoch
 from caraml.metrics.model import Epoch, Facts, Measured, Metric, Window
 from caraml.metrics.run import INPUT_BOUND_SHARE, epoch_metrics, without_wait
-from caraml.suite.model import Measure
+from caraml.suite.model import Policy
 from tests.report.record_factory import make_point
 
 ENERGY = Metric(value=7200.0, unit="J", low=7000.0, high=7400.0, scope="device")
@@ -16,9 +16,9 @@ SECOND = Epoch(2, 14.0, 10.0, [4.0, 2.0, 3.0, 1.0], True, 0.5, 0.6)
 THIRD = Epoch(3, 15.0, 12.0, [5.0, 2.0, 2.5, 2.5], True, 0.4, 0.7)
 
 
-def run(*rows: Epoch, policy: Measure | None = None, seconds: float = 10.0, flags: list[str] | None = None) -> Measured:
+def run(*rows: Epoch, policy: Policy | None = None, seconds: float = 10.0, flags: list[str] | None = None) -> Measured:
     """A run of these epochs, 8 items a step, of which the last but one counts unless the policy says otherwise."""
-    point = make_point(global_batch=8, measure=policy or Measure(epochs=len(rows)))
+    point = make_point(global_batch=8, measure=policy or Policy(epochs=len(rows)))
     facts = Facts(item="image", items_per_sample=1, parameters=1, flops_per_item=None, flops_formula="")
     window = Window(start=1.0, end=1.0 + seconds, steps=4, samples=32, items=32, first_step=0)
     return Measured(point, facts, window, [1.0] * 4, 0.0, 1.0, 1.0, epochs=rows, epochs_seconds=59.0, flags=flags or [])
@@ -52,7 +52,7 @@ def test_time_and_energy_to_solution_are_those_of_all_epochs_or_missing() -> Non
     asked = epoch_metrics(run(*ALL), ENERGY)
     assert asked["time_to_solution"].value == 59 and asked["energy_to_solution"] == ENERGY
     assert asked["time_to_solution"].reason == "3 epochs, as many as were asked for"
-    policy = Measure(epochs=3, until_loss=0.4)
+    policy = Policy(epochs=3, until_loss=0.4)
     reached = epoch_metrics(run(*ALL, policy=policy, seconds=59.0), ENERGY)
     assert reached["time_to_solution"].reason is None
     assert reached["time_to_solution"].value == 59 and reached["energy_to_solution"] == ENERGY
@@ -80,7 +80,7 @@ def test_a_run_says_what_bounds_it() -> None:
 
 def test_an_epoch_that_was_cut_short_has_no_times_but_rates() -> None:
     cut = Epoch(3, 5.0, 5.0, [2.0, 1.0, 1.5], False, None, None)
-    metrics = epoch_metrics(run(FIRST, SECOND, cut, policy=Measure(epochs=3, count_epoch=3)), ENERGY)
+    metrics = epoch_metrics(run(FIRST, SECOND, cut, policy=Policy(epochs=3, count_epoch=3)), ENERGY)
     for name in ("epoch_time", "epoch_training_time", "epoch_validation_time"):
         assert metrics[name].value is None and (metrics[name].reason or "").endswith("epoch 3 has 3 batches and no validation")
     assert metrics["accuracy_validation"].value is None and metrics["accuracy_validation"].reason == metrics["epoch_time"].reason

@@ -19,7 +19,7 @@ from caraml.report.works import item_of, works
 from caraml.results.record import Record
 from caraml.results.selector import select
 from caraml.results.store import Store
-from caraml.suite.model import Measure, Placement
+from caraml.suite.model import Placement, Policy
 
 
 def test_works_are_named_by_what_tells_them_apart() -> None:
@@ -208,7 +208,7 @@ def test_a_point_at_which_weak_and_strong_scaling_meet_stands_in_both() -> None:
     assert {name: len(group) for name, group in two.items()} == {"weak": 2, "strong": 2}, "on a machine of two devices"
     repeats = [record("weak", 4, 64, repeat=number) for number in (1, 2)]
     assert {name: len(group) for name, group in works([*weak, *repeats, *strong]).items()} == {"weak": 5, "strong": 5}, "every repeat"
-    long = Measure(min_seconds=60, max_seconds=90)
+    long = Policy(min_seconds=60, max_seconds=90)
     for more in ({"measure": long}, {"seed": 7}):
         other_way = [record("long", n, 16 * n, **more) for n in (1, 2, 4)]
         apart = works([*(record("short", n, 16 * n) for n in (1, 2)), *other_way])
@@ -224,7 +224,7 @@ def test_a_point_at_which_weak_and_strong_scaling_meet_stands_in_both() -> None:
 
 def test_runs_of_other_lengths_are_no_repeats() -> None:
     """Time, energy and quality of one epoch and of four are not of one work; windows of other lengths have the same rate."""
-    policies = (Measure(), Measure(min_seconds=10), Measure(epochs=1), Measure(epochs=4), Measure(epochs=4, until_loss=0.1))
+    policies = (Policy(), Policy(min_seconds=10), Policy(epochs=1), Policy(epochs=4), Policy(epochs=4, until_loss=0.1))
     records = [make_record(make_point(measure=measure), watts=300.0) for measure in policies]
     assert [len(one.runs) for one in repeated(records)] == [2, 1, 1, 1]
     found = families(records, ("batch",))

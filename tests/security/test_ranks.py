@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from caraml.results.store import RECORD, read_record
-from caraml.suite.model import Measure
+from caraml.suite.model import Policy
 from tests.conftest import MakePoint
 from tests.security.users import ROOT, Person, interpreter
 
@@ -183,7 +183,7 @@ print(folder / SCRIPT)
 
 def test_a_stranger_can_do_nothing_with_a_point_of_two_ranks(people: tuple[Person, Person], make_point: MakePoint) -> None:
     victim, stranger = people
-    policy = Measure(target=1e-6, min_seconds=900, max_seconds=1000, idle_seconds=0)
+    policy = Policy(target=1e-6, min_seconds=900, max_seconds=1000, idle_seconds=0)
     point = make_point(workload="known", devices=2, global_batch=4, params={"device": "asynchronous", "step_seconds": 0.2}, measure=policy)
     made = victim.python(SCRIPT_OF, point.model_dump_json())
     script = Path(made.stdout.strip())

@@ -20,7 +20,7 @@ from caraml.launch.batch import SlurmOptions
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
-from caraml.suite.model import Measure, Point
+from caraml.suite.model import Point, Policy
 from caraml.system.model import Scheduler, Site, Software
 from tests.slurm.cluster import Cluster, available
 from tests.stores import write_script
@@ -78,7 +78,7 @@ class Bench:
     def job(self, behave: str, scheduler: dict[str, Any] | None = None, timeout: float = 600, **values: Any) -> Job:
         """A job whose worker runs the shell lines ``behave``; ``measured`` in them leaves a record."""
         assert self.site.scheduler is not None
-        point = a_point(seed=next(self._seeds), **{"measure": Measure(timeout_seconds=timeout), **values})
+        point = a_point(seed=next(self._seeds), **{"measure": Policy(timeout_seconds=timeout), **values})
         site = self.site.model_copy(update={"scheduler": self.site.scheduler.model_copy(update=scheduler or {})})
         folder = Store(self.root).new_attempt(point)
         record = Record(key=point.key, attempt=1, point=point, status="ok", started_at="x")

@@ -15,7 +15,7 @@ from caraml.launch import Job
 from caraml.results.finish import LOG
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
-from caraml.suite.model import Measure
+from caraml.suite.model import Policy
 from caraml.system.model import Scheduler, Site, Software
 from caraml.worker.command import COMMAND, Command
 from tests.slurm.cluster import Cluster
@@ -32,7 +32,7 @@ def program_of(root: Path, program: str, *, sensors: str = WATTS, nodes: int = 3
     scheduler = Scheduler(exclusive=False, gpus="gres" if gpus else "none", cpus_per_device=1)
     site = Site(scheduler=scheduler, software=Software(variables=variables))
     values = {"argv": ["bash", "-c", program], "item": "image", "items": 30, **params}
-    measure = Measure(idle_seconds=idle, timeout_seconds=120)
+    measure = Policy(idle_seconds=idle, timeout_seconds=120)
     kind = {"device_class": "gpu", "devices": gpus} if gpus else {}
     batch = nodes * max(gpus, 1)
     point = a_point(workload="command", params=values, nodes=nodes, global_batch=batch, micro_batch=1, measure=measure, **kind)

@@ -14,7 +14,7 @@ import pytest
 from caraml.launch import Job, queue
 from caraml.results.rows import read_table
 from caraml.results.store import Store
-from caraml.suite.model import Measure, Placement
+from caraml.suite.model import Placement, Policy
 from caraml.system.model import Container, Network, Scheduler, Site
 from tests.debian import install
 from tests.slurm.cluster import CPUS, GPUS, Cluster
@@ -59,7 +59,7 @@ def slow(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Slow:
     bench = make_bench(tmp_path_factory.mktemp("slow"))
     assert bench.site.scheduler is not None
     minute = {"partition": "short", "max_minutes": 1, "signal_seconds": 25, "extra": ("--nodelist=sn2",)}
-    policy = Measure(target=1e-6, min_seconds=280, max_seconds=300, warm_up_max_seconds=1, idle_seconds=0, timeout_seconds=50)
+    policy = Policy(target=1e-6, min_seconds=280, max_seconds=300, warm_up_max_seconds=1, idle_seconds=0, timeout_seconds=50)
     # It waits for most of the time, and leaves the cores to others.
     waits = {"workload": "known", "params": {"device": "asynchronous", "step_seconds": 0.02}}
     heeding = real_job(bench.root, Site(scheduler=bench.site.scheduler.model_copy(update=minute)), measure=policy, **waits)
@@ -399,7 +399,7 @@ def test_a_point_trains_on_two_nodes(cluster: Cluster, tmp_path: Path, placement
     """Rank 0 may be on either node; names of the fast network differ from the hosts' own, as on machines that need a suffix."""
     scheduler = Scheduler(exclusive=False, gpus="none", cpus_per_device=1)
     site = Site(scheduler=scheduler, network=Network(interface="lo", address_suffix="i"))
-    policy = Measure(target=0.5, min_seconds=0, min_steps=4, max_steps=8, max_seconds=2, warm_up_max_seconds=0.1, idle_seconds=0)
+    policy = Policy(target=0.5, min_seconds=0, min_steps=4, max_steps=8, max_seconds=2, warm_up_max_seconds=0.1, idle_seconds=0)
     job = real_job(tmp_path, site, nodes=2, measure=policy, placement=placement)
     launcher = make_bench(tmp_path / "bench").launcher()
     assert launcher.check(job.script.read_text()) is None

@@ -17,7 +17,7 @@ from caraml.cli.asked import refuse_with_all_faults
 from caraml.suite.choice import SuitePart, with_settings
 from caraml.suite.expand import Plan, expand
 from caraml.suite.load import Suite, SuiteFile, catalog_suites, load_suite, suite_of
-from caraml.suite.model import Measure, Point
+from caraml.suite.model import Point, Policy
 from caraml.suite.placement import Machine
 from caraml.system.model import DeviceClass
 from caraml.workloads import params_of as real_params_of
@@ -88,7 +88,7 @@ def test_the_key_ignores_names_and_follows_everything_else() -> None:
     changed = {"global_batch": 16, "device": "another", "software": "torch 9", "precision": "bf16", "repeat": 1, "seed": 3}
     for name, value in changed.items():
         assert point.model_copy(update={name: value}).key != point.key, name
-    assert point.model_copy(update={"measure": Measure(target=0.5)}).key != point.key
+    assert point.model_copy(update={"measure": Policy(target=0.5)}).key != point.key
 
 
 def test_a_profile_is_asked_for_by_yes_or_no_and_leaves_other_keys_alone() -> None:
@@ -598,7 +598,7 @@ def test_conditions_may_name_the_seed_unless_a_parameter_is_called_so() -> None:
 
 def test_measure_refuses_a_window_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="at least min_seconds"):
-        Measure(min_seconds=10, max_seconds=5)
+        Policy(min_seconds=10, max_seconds=5)
 
 
 def test_a_suite_s_file_is_named_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

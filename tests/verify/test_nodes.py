@@ -12,12 +12,12 @@ from caraml.base.processes import NODE
 from caraml.power.source import POWER_SOURCES
 from caraml.results.record import Record
 from caraml.results.store import Store
-from caraml.suite.model import Measure
+from caraml.suite.model import Policy
 from caraml.verify.claims import WATTS, energy_claims, silence_claims, source_of
 from caraml.verify.proof import play
 from tests.conftest import MakePoint
 
-POLICY = Measure(min_seconds=1.2, max_seconds=3, idle_seconds=1.0)
+POLICY = Policy(min_seconds=1.2, max_seconds=3, idle_seconds=1.0)
 PARAMS = {"device": "asynchronous", "step_seconds": 0.02}
 
 

@@ -29,11 +29,11 @@ from caraml.report.terminal import record_view
 from caraml.results.record import Record
 from caraml.results.rows import read_table, row_of
 from caraml.results.store import Store
-from caraml.suite.model import Measure
+from caraml.suite.model import Policy
 from caraml.worker import measure as own_loop
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
-QUICK = Measure(target=0.2, min_seconds=0.4, max_seconds=5, min_steps=8, warm_up_max_seconds=5, idle_seconds=0)
+QUICK = Policy(target=0.2, min_seconds=0.4, max_seconds=5, min_steps=8, warm_up_max_seconds=5, idle_seconds=0)
 
 
 def example() -> str:
@@ -258,8 +258,8 @@ def test_padded_loops_are_repeats_and_have_no_batch(tmp_path: Path) -> None:
 
 TWO_LOOPS = """
 import sys, time, caraml
-from caraml.suite.model import Measure
-quick = Measure(target=0.2, min_seconds=0.4, max_seconds=5, min_steps=8, warm_up_max_seconds=5, idle_seconds=0)
+from caraml.suite.model import Policy
+quick = Policy(target=0.2, min_seconds=0.4, max_seconds=5, min_steps=8, warm_up_max_seconds=5, idle_seconds=0)
 for name, size in (("large", 400 << 20), ("small", 1)):
     block = b"x" * size
     with caraml.measure(name, out=sys.argv[1], policy=quick) as m:
@@ -320,7 +320,7 @@ def test_items_may_be_whole_numbers_of_numpy_s(tmp_path: Path) -> None:
         ({"params": {"rate": float("nan")}}, "params: .*finite numbers"),
         ({"parameters": 1.5}, "parameters: found 1.5, expected an integer"),
         ({"policy": {"target": 0.1}}, "policy: found a table(.|\n)*caraml.Policy"),
-        ({"policy": Measure(epochs=3)}, "epochs"),
+        ({"policy": Policy(epochs=3)}, "epochs"),
     ],
 )
 def test_wrong_arguments_are_told_before_anything_runs(tmp_path: Path, told: dict[str, Any], words: str) -> None:
@@ -350,7 +350,7 @@ def test_a_policy_s_faults_name_the_key_and_the_nearest() -> None:
         caraml.Policy(target=7)
     with pytest.raises(InputError, match=r"caraml.Policy: found a table with min_seconds, max_seconds, expected max_seconds of at least"):
         caraml.Policy(min_seconds=9, max_seconds=1)
-    assert caraml.Policy(target=0.5) == Measure(target=0.5)
+    assert caraml.Policy(target=0.5) == Policy(target=0.5)
 
 
 def test_without_torch_the_next_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

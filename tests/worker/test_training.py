@@ -23,7 +23,7 @@ from caraml.results.finish import finish
 from caraml.results.record import Record
 from caraml.results.rows import read_table
 from caraml.results.store import RECORD, Store, read_record
-from caraml.suite.model import Knobs, Measure, Point
+from caraml.suite.model import Knobs, Point, Policy
 from caraml.system.files import cpu_numbers
 from caraml.system.host import cores
 from caraml.verify import PEAK_FLOPS
@@ -138,7 +138,7 @@ def test_the_slowest_rank_counts_in_everything(tmp_path: Path, make_point: MakeP
 
 
 def test_updates_that_overflowed_are_not_trained(tmp_path: Path, make_point: MakePoint) -> None:
-    measure = Measure(min_seconds=1, max_seconds=5, idle_seconds=0, max_steps=40)
+    measure = Policy(min_seconds=1, max_seconds=5, idle_seconds=0, max_steps=40)
     record = run(tmp_path, make_point(params={"step_seconds": 0.05, "overflow_every": 4}, precision="fp16", measure=measure))
     window = record.window
     assert window is not None
@@ -161,7 +161,7 @@ SHARP = {"energy", "mean power", "energy time product", "idle power"}
 @pytest.mark.exclusive
 def test_known_watts(tmp_path: Path, make_point: MakePoint) -> None:
     """The square wave's integral over the window, in closed form, is within the stated bound of every energy."""
-    measure = Measure(min_seconds=1.2, max_seconds=3, idle_seconds=1.0)
+    measure = Policy(min_seconds=1.2, max_seconds=3, idle_seconds=1.0)
     point = make_point(params={"device": "asynchronous", "step_seconds": 0.02}, measure=measure)
     record = run(tmp_path, point, CARAML_POWER="fake:square")
     found = energy_claims(record, Store(tmp_path))
@@ -191,13 +191,13 @@ def test_accumulation_counts_every_micro_batch(tmp_path: Path, make_point: MakeP
 
 
 def test_drifting_steps_are_flagged(tmp_path: Path, make_point: MakePoint) -> None:
-    measure = Measure(min_seconds=3, max_seconds=5, idle_seconds=0, warm_up_max_seconds=1, target=0.005)
+    measure = Policy(min_seconds=3, max_seconds=5, idle_seconds=0, warm_up_max_seconds=1, target=0.005)
     record = run(tmp_path, make_point(params={"step_seconds": 0.02, "slope": 0.0005}, measure=measure))
     assert "not_steady" in record.flags
 
 
 def test_a_device_that_got_hot_is_flagged(tmp_path: Path, make_point: MakePoint) -> None:
-    measure = Measure(min_seconds=4, max_seconds=5, idle_seconds=0)
+    measure = Policy(min_seconds=4, max_seconds=5, idle_seconds=0)
     record = run(tmp_path, make_point(params={"step_seconds": 0.02, "slower_from": 150, "slower_by": 1.1}, measure=measure))
     window = record.window
     assert window is not None and window.first_step + 20 < 150 < window.first_step + window.steps - 20

@@ -34,7 +34,7 @@ from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.expand import PlannedPoint
 from caraml.suite.load import Suite, SuiteFile
-from caraml.suite.model import COMMAND_KEYS, Measure, Point
+from caraml.suite.model import COMMAND_KEYS, Point, Policy
 from caraml.system.detect import detect
 from caraml.worker.command import COMMAND, Command, CommandWorker
 from caraml.worker.command_record import Ran, Sensors, how_it_ran, read_metrics
@@ -429,7 +429,7 @@ def test_others_at_work_are_told_of_a_program(
 ) -> None:
     """By a kernel that says that others used all CPUs, or none. In a job of Slurm's they may be the program's own, started by srun."""
     all_of_it = others * (os.cpu_count() or 1)
-    point = make_point(workload="command", params={"argv": ["sleep", "0.5"]}, measure=Measure(idle_seconds=0))
+    point = make_point(workload="command", params={"argv": ["sleep", "0.5"]}, measure=Policy(idle_seconds=0))
     folder = Store(tmp_path / "out").new_attempt(point)
     (folder / COMMAND).write_text(Command(argv=["sleep", "0.5"], env={}, cwd=str(tmp_path), suite_folder=str(tmp_path)).model_dump_json())
     with pytest.MonkeyPatch.context() as patch:
@@ -462,7 +462,7 @@ def test_a_program_on_several_nodes_has_no_energy_but_what_is_known_of_it(
     """The sensors of the first node are read, where the program is started: that is a part, and no sum."""
     monkeypatch.setenv("CARAML_POWER", "fake:constant")
     params = {"argv": ["sleep", "0.4"], "item": "image", "items": 5}
-    point = make_point(workload="command", params=params, nodes=3, global_batch=3, micro_batch=1, measure=Measure(idle_seconds=0.2))
+    point = make_point(workload="command", params=params, nodes=3, global_batch=3, micro_batch=1, measure=Policy(idle_seconds=0.2))
     folder = Store(tmp_path / "out").new_attempt(point)
     (folder / COMMAND).write_text(Command(argv=["sleep", "0.4"], env={}, cwd=str(tmp_path), suite_folder=str(tmp_path)).model_dump_json())
     subprocess.run([sys.executable, "-m", "caraml.worker.command", str(folder)], check=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from caraml.launch.script import environment_of
-from caraml.suite.model import Measure
+from caraml.suite.model import Policy
 from caraml.workloads.image_classification import Params as ImageParams
 from tests.conftest import MakePoint
 from tests.workloads.test_training import gpt, losses, run
 
-BRIEF = Measure(target=0.5, min_seconds=0, max_seconds=60, min_steps=8, max_steps=8, warm_up_max_seconds=0.1, idle_seconds=0)
+BRIEF = Policy(target=0.5, min_seconds=0, max_seconds=60, min_steps=8, max_steps=8, warm_up_max_seconds=0.1, idle_seconds=0)
 
 
 @pytest.mark.processes

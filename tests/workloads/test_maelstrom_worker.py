@@ -11,13 +11,13 @@ import pytest
 from caraml.results.record import Record
 from caraml.results.rows import read_table
 from caraml.results.store import RECORD, Store, read_record
-from caraml.suite.model import Measure, Point
+from caraml.suite.model import Point, Policy
 from caraml.workloads import load_workload
 from caraml.workloads.weather import prepare_weather
 from tests.conftest import MakePoint
 from tests.stores import write_script
 
-SHORT = Measure(target=0.5, min_seconds=0.5, max_seconds=20, min_steps=6, max_steps=6, idle_seconds=0, warm_up_max_seconds=0.1)
+SHORT = Policy(target=0.5, min_seconds=0.5, max_seconds=20, min_steps=6, max_steps=6, idle_seconds=0, warm_up_max_seconds=0.1)
 
 
 def run(root: Path, point: Point) -> tuple[Record, str]:

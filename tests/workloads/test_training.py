@@ -15,14 +15,14 @@ from caraml.results.finish import LOG
 from caraml.results.record import Record
 from caraml.results.rows import read_table
 from caraml.results.store import RECORD, Store, read_record
-from caraml.suite.model import Knobs, Measure, Point
+from caraml.suite.model import Knobs, Point, Policy
 from caraml.workloads.gpt import Params as GptParams
 from caraml.workloads.image_classification import Params as ImageParams
 from caraml.workloads.image_classification import flops_per_image
 from tests.conftest import MakePoint
 from tests.stores import write_script
 
-SHORT = Measure(target=0.5, min_seconds=1, max_seconds=200, min_steps=30, max_steps=30, idle_seconds=0.3, warm_up_max_seconds=0.1)
+SHORT = Policy(target=0.5, min_seconds=1, max_seconds=200, min_steps=30, max_steps=30, idle_seconds=0.3, warm_up_max_seconds=0.1)
 TINY_GPT = {"width": 64, "layers": 2, "heads": 2, "sequence_length": 64, "vocab_size": 512, "learning_rate": 3e-3}
 
 
@@ -100,7 +100,7 @@ def test_two_ranks_train_as_one_does(tmp_path: Path, make_point: MakePoint, alon
 def test_energy_is_that_of_the_window(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARAML_POWER", "fake:constant")
     record = run(
-        tmp_path, gpt(make_point, measure=Measure(min_seconds=3, max_seconds=3, idle_seconds=1, target=0.2, warm_up_max_seconds=0.5))
+        tmp_path, gpt(make_point, measure=Policy(min_seconds=3, max_seconds=3, idle_seconds=1, target=0.2, warm_up_max_seconds=0.5))
     )
     assert record.window is not None and record.energy is not None
     joules, per_item = record.metrics["energy"], record.metrics["energy_per_item"]

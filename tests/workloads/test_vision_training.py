@@ -25,7 +25,7 @@ from caraml.engine.steps import RankSummary, StepTable
 from caraml.metrics.model import METRICS, Metric, Peak, StatedMetric, unknown
 from caraml.results.rows import read_table
 from caraml.results.store import RECORD, Store, read_record
-from caraml.suite.model import Measure, Point
+from caraml.suite.model import Point, Policy
 from caraml.worker.record import Known
 from caraml.worker.training import Worker
 from caraml.workloads import load_workload
@@ -293,10 +293,10 @@ def test_what_a_compressed_image_is_worth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "count"), [({"measure": Measure(epochs=2, idle_seconds=0)}, 40), ({"devices": 2}, 40), ({"mode": "compute"}, None)]
+    ("values", "count"), [({"measure": Policy(epochs=2, idle_seconds=0)}, 40), ({"devices": 2}, 40), ({"mode": "compute"}, None)]
 )
 def test_quality_goes_to_the_record(tmp_path: Path, make_point: MakePoint, values: dict[str, Any], count: int | None) -> None:
-    few = Measure(target=0.5, min_seconds=0, min_steps=4, max_steps=4, idle_seconds=0, warm_up_max_seconds=0.1)
+    few = Policy(target=0.5, min_seconds=0, min_steps=4, max_steps=4, idle_seconds=0, warm_up_max_seconds=0.1)
     params = CompressionParams(width=4, images=64, held_out=40).model_dump(mode="json")
     point = make_point(workload="image_compression", params=params, global_batch=16, micro_batch=8, **{"measure": few, **values})
     attempt = Store(tmp_path).new_attempt(point)
@@ -363,7 +363,7 @@ def test_epochs_go_all_the_way_to_the_record(folder: Path, tmp_path: Path, make_
     monkeypatch.setenv("CARAML_POWER", "fake:constant")
     params = ImageParams(**SMALL, path=str(folder), validation=str(folder), epoch_images=1000).model_dump(mode="json")
     point = make_point(
-        workload="image_classification", params=params, global_batch=8, micro_batch=4, measure=Measure(epochs=3, idle_seconds=0.1)
+        workload="image_classification", params=params, global_batch=8, micro_batch=4, measure=Policy(epochs=3, idle_seconds=0.1)
     )
     attempt = Store(tmp_path).new_attempt(point)
     done = subprocess.run([str(write_script(point, attempt, threads=1))], timeout=300, check=False, env={**os.environ})

@@ -10,7 +10,7 @@ import scipy.fft
 import scipy.special  # noqa: F401 -- here, and not when an open window is looked at for the first time: both take up to half a second
 
 from caraml.base.stats import Blocks, Interval, Series, blocks, drift, warm_up_length
-from caraml.suite.model import Measure
+from caraml.suite.model import Policy
 
 FEWEST_EFFECTIVE = 30
 """Independent steps that a window must be worth before its interval is believed: of fewer, a lucky spread looks like precision. Steps that
@@ -50,12 +50,12 @@ def steps_until_next_look(seconds: Series, launched: int) -> int:
     return max(1, min(by_time, 1000), launched // 20)
 
 
-def warm_up_over(seconds: Series, elapsed: float, policy: Measure, at_least: float = 0.0) -> bool:
+def warm_up_over(seconds: Series, elapsed: float, policy: Policy, at_least: float = 0.0) -> bool:
     """True when the series of warm-up steps has settled after ``at_least`` so many seconds, or the time for it is over."""
     return elapsed >= policy.warm_up_max_seconds or (elapsed >= at_least and settled(seconds, policy))
 
 
-def settled(seconds: Series, policy: Measure) -> bool:
+def settled(seconds: Series, policy: Policy) -> bool:
     """True when MSER's cut lies inside the first half of at least twice ``warm_up_steps`` steps, and the rest moves within the target.
 
     Such movements do not hold a warm-up up: they are judged together with the window.
@@ -66,7 +66,7 @@ def settled(seconds: Series, policy: Measure) -> bool:
     return cut < len(seconds) // 2 and abs(drift(seconds[cut:])) <= policy.target
 
 
-def look(warm_up: Series, seconds: Series, launched: int, elapsed: float, policy: Measure, *, at_least: float = 0.0) -> Verdict:
+def look(warm_up: Series, seconds: Series, launched: int, elapsed: float, policy: Policy, *, at_least: float = 0.0) -> Verdict:
     """Judge a window by its finished steps: stop when precise, steady and long enough, or when the budget is spent.
 
     ``at_least`` is what the device asks of a window [s], beside the policy.
@@ -84,7 +84,7 @@ def look(warm_up: Series, seconds: Series, launched: int, elapsed: float, policy
     return Verdict(stop, precise, interval, _remaining(interval, shortest, elapsed, policy))
 
 
-def judge(warm_up: Series, seconds: Series, policy: Measure) -> list[str]:
+def judge(warm_up: Series, seconds: Series, policy: Policy) -> list[str]:
     """Flags of a window that has closed, by its warm-up and all its steps; of several ranks, by the slowest of each step."""
     if len(seconds) < 4:
         return ["imprecise"]
@@ -93,7 +93,7 @@ def judge(warm_up: Series, seconds: Series, policy: Measure) -> list[str]:
     return [flag for flag, is_so in fine.items() if not is_so]
 
 
-def is_steady(run: Blocks, policy: Measure) -> bool:
+def is_steady(run: Blocks, policy: Policy) -> bool:
     """False when the window still moves.
 
     That is when it drifts, together with the steps before it that look steady; or when a part of the window is better dropped as warm-up,
@@ -129,7 +129,7 @@ def _precise(interval: Interval, run: Blocks, target: float) -> bool:
     return half.interval().relative <= target * math.sqrt(run.n / half.n)
 
 
-def _remaining(interval: Interval, shortest: float, elapsed: float, policy: Measure) -> float:
+def _remaining(interval: Interval, shortest: float, elapsed: float, policy: Policy) -> float:
     """The interval shrinks with the square root of the steps, so ``(relative / target)^2`` times as many are needed."""
     growth = (interval.relative / policy.target) ** 2 if math.isfinite(interval.relative) else math.inf
     scarce = FEWEST_EFFECTIVE * interval.n / interval.effective_n if interval.effective_n else math.inf

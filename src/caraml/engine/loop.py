@@ -17,7 +17,7 @@ from caraml.engine.control import look, steps_until_next_look, warm_up_over
 from caraml.engine.device import Device, StepTimer
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import EpochRow, Outcomes, RankSummary, Step, StepOutcome, StepPhase, StepRow, StepTable
-from caraml.suite.model import Measure
+from caraml.suite.model import Policy
 
 FEWEST_STEPS = 4
 """Below that a window has no spread, so even a hurried one waits for them."""
@@ -50,7 +50,7 @@ class Hooks:
 class MeasuringLoop:
     """Measures the steps that it is told of. A context manager: the first step begins where it is entered."""
 
-    def __init__(self, device: Device, ranks: Ranks, policy: Measure, hooks: Hooks) -> None:
+    def __init__(self, device: Device, ranks: Ranks, policy: Policy, hooks: Hooks) -> None:
         self._device, self._ranks, self._policy, self._hooks = device, ranks, policy, hooks
         self._rows, self._outcomes = StepTable(), Outcomes()
         self._flags: list[str] = []
@@ -255,7 +255,7 @@ class EpochLoop(MeasuringLoop):
     nothing is validated any more.
     """
 
-    def __init__(self, device: Device, ranks: Ranks, policy: Measure, hooks: Hooks, *, steps: int, validate: Validate) -> None:
+    def __init__(self, device: Device, ranks: Ranks, policy: Policy, hooks: Hooks, *, steps: int, validate: Validate) -> None:
         super().__init__(device, ranks, policy, hooks)
         self._per_epoch, self._validate = steps, validate
         self._epochs: list[EpochRow] = []

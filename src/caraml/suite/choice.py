@@ -17,7 +17,7 @@ from caraml.base.toml import TomlDocument
 from caraml.suite.expand import DEFAULTS, NOT_IN_LABELS, Plan
 from caraml.suite.expression import Condition, condition_names, known_texts
 from caraml.suite.load import Benchmark, Suite, SuiteFile
-from caraml.suite.model import OF_EPOCHS, Measure, Point
+from caraml.suite.model import OF_EPOCHS, Point, Policy
 from caraml.suite.placement import Machine
 
 _NOT_VALUES = {"name", "workload", "on", "needs"}
@@ -98,7 +98,7 @@ def _known(models: Sequence[type[BaseModel]], tables: Sequence[dict[str, Any]]) 
     own = [name for name in Benchmark.model_fields if name not in _NOT_VALUES | {"params", "measure"}]
     params = {f"params.{name}": None for model in models for name in model.model_fields}
     params |= {f"params.{name}": None for table in tables for name in table.get("params", {})}
-    return [*own, *params, *(f"measure.{name}" for name in Measure.model_fields)]
+    return [*own, *params, *(f"measure.{name}" for name in Policy.model_fields)]
 
 
 def _hint(key: str, known: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from caraml.base.toml import Fault
 from caraml.base.toml_lines import Location
 from caraml.suite.expression import NAMES, Condition, condition_names, known_texts
 from caraml.suite.load import SuiteFile
-from caraml.suite.model import OF_EPOCHS, Compile, Knobs, Measure, Mode, Placement, Point
+from caraml.suite.model import OF_EPOCHS, Compile, Knobs, Mode, Placement, Point, Policy
 from caraml.suite.placement import Machine, extent, not_kept, waited_for, why_skipped
 
 ParamsOf = Callable[[str], type[BaseModel]]
@@ -134,7 +134,7 @@ class _Expansion:
             self._fault(("on", machine.device_class, "measure"), "a table", error.errors()[0]["msg"].split("expected ", 1)[-1])
             self._model = None
             return
-        self._repeats, self._measure = asked.pop("repeats") or 1, asked.pop("measure") or Measure()
+        self._repeats, self._measure = asked.pop("repeats") or 1, asked.pop("measure") or Policy()
         self._conditions = self._conditions_of(self._model)
         if self._model is not None:
             asked["params"] = lists_as_values(self._model, asked["params"])
@@ -395,7 +395,7 @@ def combinations(asked: dict[str, Any], sweep: str, each: bool = False) -> Itera
         yield fixed | dict(zip(axes, row, strict=True))
 
 
-def variant_of(asked: dict[str, Any], values: dict[str, Any], measure: Measure, changed: Collection[str]) -> str:
+def variant_of(asked: dict[str, Any], values: dict[str, Any], measure: Policy, changed: Collection[str]) -> str:
     """The swept parameters of one combination in words (``efficientnet_b0``, ``layers=4``), and those that are not as the file says."""
     words = []
     for name, found in asked.items():

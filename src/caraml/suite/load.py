@@ -22,9 +22,9 @@ from caraml.suite.model import (
     Count,
     DropoutMasks,
     Matmul,
-    Measure,
     Mode,
     Point,
+    Policy,
     Schedule,
     Seed,
     Stated,
@@ -99,7 +99,7 @@ class _Asked(FrozenModel):
         None, description="trace a few steps after the window with torch's profiler; what is measured is over by then"
     )
     repeats: Count | None = Field(None, description="number of points that repeat the same work")
-    measure: Measure | None = Field(None, description="when a measurement starts and stops")
+    measure: Policy | None = Field(None, description="when a measurement starts and stops")
 
 
 class Benchmark(_Asked):
@@ -130,7 +130,7 @@ class Benchmark(_Asked):
                     values[name] = {**(ours or {}), **theirs}
                 elif name == "measure":
                     base = ours.model_dump(exclude_unset=True) if ours else {}
-                    values[name] = Measure(**{**base, **theirs.model_dump(exclude_unset=True)})
+                    values[name] = Policy(**{**base, **theirs.model_dump(exclude_unset=True)})
                 else:
                     values[name] = theirs
         return values

@@ -195,7 +195,7 @@ OF_EPOCHS = ("epochs", "count_epoch", "until_accuracy", "until_loss")
 """Keys of `measure` that the keys of points do without where they are not used."""
 
 
-class Measure(FrozenModel, allow_inf_nan=False):
+class Policy(FrozenModel, allow_inf_nan=False):
     """When a measurement starts and stops. Times in seconds."""
 
     target: float = Field(0.01, gt=0, lt=1, description="stop when the 95 % interval's relative half-width is below this")
@@ -215,7 +215,7 @@ class Measure(FrozenModel, allow_inf_nan=False):
     until_loss: float | None = Field(None, gt=0, description="train until the held-out loss is this or lower, for at most `epochs`")
 
     @model_validator(mode="after")
-    def _ordered(self) -> Measure:
+    def _ordered(self) -> Policy:
         if self.max_seconds < self.min_seconds:
             raise ValueError(f"expected max_seconds of at least min_seconds ({self.min_seconds:g}), not {self.max_seconds:g}")
         if self.max_steps is not None and self.max_steps < self.min_steps:
@@ -242,9 +242,9 @@ class Measure(FrozenModel, allow_inf_nan=False):
         return self.until_accuracy is not None or self.until_loss is not None
 
 
-def policy(**keys: Any) -> Measure:
+def policy(**keys: Any) -> Policy:
     """When a measurement starts and stops: the keys of ``measure`` in suites. Raises ``InputError`` with every fault."""
-    return checked("caraml.Policy", keys, Measure)
+    return checked("caraml.Policy", keys, Policy)
 
 
 class Point(FrozenModel):
@@ -272,7 +272,7 @@ class Point(FrozenModel):
     deterministic: bool = Field(False, description="only algorithms that give the same bits every time; slower on GPUs")
     repeat: int = 0
     profile: bool = Field(False, description="trace a few steps after the window")
-    measure: Measure = Measure()
+    measure: Policy = Policy()
     needs: tuple[Annotated[str, Field(pattern=r"^[^/.][^/]*-[0-9a-f]{16}$")], ...] = Field(
         (), description="folders of points that go first"
     )

@@ -37,7 +37,7 @@ from caraml.metrics.model import Facts, Metric, Peak
 from caraml.results.finish import now, reason_of
 from caraml.results.record import Record, Status
 from caraml.results.store import Store, write_record
-from caraml.suite.model import NOT_STATED, OF_EPOCHS, OWN_LOOP, Measure, Point, Stated
+from caraml.suite.model import NOT_STATED, OF_EPOCHS, OWN_LOOP, Point, Policy, Stated
 from caraml.system import families
 from caraml.system.detect import detect, environment
 from caraml.worker.record import Known, PhaseLog, gathered, make_record, rescued, write_readings
@@ -257,7 +257,7 @@ def measure(
     flops_per_item: float | None = None,
     parameters: int | None = None,
     out: str | Path | None = None,
-    policy: Measure | None = None,
+    policy: Policy | None = None,
 ) -> Iterator[OwnLoop]:
     """Measure the loop inside the ``with`` block, and write its record when the block ends.
 
@@ -313,10 +313,10 @@ def _table(value: JsonValue) -> dict[str, JsonValue]:
     return value if isinstance(value, dict) else {}
 
 
-def _policy(policy: Measure | None) -> Measure:
+def _policy(policy: Policy | None) -> Policy:
     if policy is None:
-        return Measure()
-    if not isinstance(policy, Measure):
+        return Policy()
+    if not isinstance(policy, Policy):
         raise InputError(f"caraml.measure: policy: found {shown(policy)}", "policy=caraml.Policy(target=0.02)")
     epochs = [key for key in OF_EPOCHS if getattr(policy, key) is not None]
     if epochs:

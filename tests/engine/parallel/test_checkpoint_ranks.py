@@ -20,7 +20,7 @@ from caraml.engine.parallel import checkpoint
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepTable
 from caraml.metrics.model import Facts, Peak
-from caraml.suite.model import Measure, Point
+from caraml.suite.model import Point, Policy
 from caraml.worker import training
 from caraml.worker.record import Known
 
@@ -66,7 +66,7 @@ def main(folder: Path) -> None:
         patch.setattr(training, "quality", _wrong)  # which the first rank alone asks for
         point = Point(
             **{"suite": "s", "benchmark": "b", "workload": "gpt", "params": {}, "system": "local", "device": "d", "device_class": "cpu"},
-            **{"software": "x", "devices": 2, "global_batch": 2, "micro_batch": 1, "measure": Measure()},
+            **{"software": "x", "devices": 2, "global_batch": 2, "micro_batch": 1, "measure": Policy()},
         )
         worker = training.Worker(folder, point)
         worker.rank = ranks.rank

@@ -15,12 +15,12 @@ from caraml.results.finish import LOG
 from caraml.results.record import Record
 from caraml.results.rows import read_table
 from caraml.results.store import RECORD, Store, read_record
-from caraml.suite.model import Measure, Placement, Point
+from caraml.suite.model import Placement, Point, Policy
 from caraml.workloads.gpt import Params
 from tests.conftest import MakePoint
 from tests.stores import write_script
 
-SHORT = Measure(target=0.5, min_seconds=0, max_seconds=200, min_steps=6, max_steps=6, idle_seconds=0, warm_up_max_seconds=0.1)
+SHORT = Policy(target=0.5, min_seconds=0, max_seconds=200, min_steps=6, max_steps=6, idle_seconds=0, warm_up_max_seconds=0.1)
 TINY = {"preset": "4M", "width": 32, "layers": 4, "heads": 2, "sequence_length": 32, "vocab_size": 128, "data": "synthetic-device"}
 
 
