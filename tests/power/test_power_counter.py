@@ -106,6 +106,26 @@ def test_a_lost_reading_costs_a_counter_nothing() -> None:
     assert found.flags == set()
 
 
+def test_a_pause_over_the_end_of_the_work_has_what_it_hides_in_the_bound() -> None:
+    """300 W to the end of the window and 40 W after it: on the straight line through a pause, two seconds of work count as 213 W."""
+    work, rest = sampled(RAPL, Constant(300.0), [0.1 * k for k in range(200)]), [20 + 0.1 * k for k in range(100)]
+    for t in rest:
+        work.add(t, t, 6000 + 40 * (t - 20))
+    found = counter_energy(changed(work, lambda t, v: None if 18 < t < 21 else v), RAPL, *WINDOW)
+    assert found.energy_j == pytest.approx(3000, abs=found.bound_j) and found.energy_j != pytest.approx(3000, abs=150)
+    assert (found.bound_j or 0.0) < 0.15 * 3000
+
+
+def test_one_reading_of_power_beyond_all_measure_is_none() -> None:
+    sensor = channel("power_instant", max_power_w=800.0)
+    series = changed(regular(sensor), lambda t, v: 2.0**32 if abs(t - 15) < 0.01 else v)
+    found = domain_energy([ChannelReadings(sensor, series)], *WINDOW)
+    assert found.energy_j == pytest.approx(2500) and found.peak_w == pytest.approx(250)
+    lasting = changed(regular(sensor), lambda t, v: 2500.0 if t > 14 else v)
+    found = domain_energy([ChannelReadings(sensor, lasting)], *WINDOW)
+    assert found.peak_w == 2500, "where all readings say so, the limit is wrong"
+
+
 def test_a_counter_slower_than_declared_is_found_out() -> None:
     slow = channel("energy", update_period_s=0.5)
     series = sampled(slow, Constant(300.0), [0.05 * k for k in range(600)])

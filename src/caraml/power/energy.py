@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from caraml.power.estimate import counter_energy, power_energy
+from caraml.power.estimate import counter_energy, power_energy, without_spikes
 from caraml.power.model import BLOCKING, BOUNDARIES, SOME, BoundaryEnergy, Channel, ChannelEnergy, WindowEnergy
 from caraml.power.source import BUILT_IN
 from caraml.power.store import ReadingSeries, SeriesEstimate
@@ -43,7 +43,7 @@ def domain_energy(views: list[ChannelReadings], start: float, end: float) -> Cha
     views = [m for m in views if m is not apparent]
     counter = next((m for m in views if m.channel.kind == "energy"), None)
     powers = sorted((m for m in views if m.channel.kind != "energy"), key=lambda m: m.channel.kind != "power_instant")
-    power = powers[0] if powers else None
+    power = replace(powers[0], series=without_spikes(powers[0].series, powers[0].channel)) if powers else None
     main = counter or power
     if main is None:
         assert apparent is not None, "a domain has at least one channel"

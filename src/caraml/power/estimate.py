@@ -17,7 +17,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import compress, pairwise
 
 from caraml.power.model import Channel
 from caraml.power.store import ReadingSeries, SeriesEstimate, doubles, interpolate, silent, usable_shift
@@ -98,9 +98,12 @@ def _slope(counter: Counter, start: float, end: float) -> float | None:
 def _local_power(counter: Counter, power: ReadingSeries | None, at: float, reach: float) -> tuple[float, float]:
     """Lowest and highest power near ``at`` [W], from both sides of it and from the power channel if there is one.
 
-    A slope over five update periods is off by up to a fifth, because its ends may be one period old.
+    A slope over five update periods is off by up to a fifth, because its ends may be one period old. Where no reading came for longer than
+    ``reach``, that of the whole pause hides what it was at its ends, so those count, too.
     """
-    slopes = [s for s in (_slope(counter, at - reach, at), _slope(counter, at, at + reach)) if s is not None]
+    left, right = max(bisect_right(counter.t, at) - 1, 0), min(bisect_left(counter.t, at), len(counter.t) - 1)
+    ends = {at} if counter.t[right] - counter.t[left] <= reach else {at, counter.t[left], counter.t[right]}
+    slopes = [s for end in ends for s in (_slope(counter, end - reach, end), _slope(counter, end, end + reach)) if s is not None]
     low, high = (0.8 * min(slopes), 1.2 * max(slopes)) if slopes else (0.0, 0.0)
     seen = power.extremes(at - reach / 2, at + reach / 2) if power is not None and len(power) else None
     return (min(low, seen[0]), max(high, seen[1])) if seen else (low, high)
@@ -318,6 +321,18 @@ def sampling_bound(t: list[float], power: list[float], period: float = 0.0) -> f
 def trapezoid(t: list[float], power: list[float]) -> float:
     """Integral of the straight lines through the points [J]."""
     return sum((b - a) * (p + q) / 2 for (a, p), (b, q) in pairwise(zip(t, power, strict=True)))
+
+
+def without_spikes(series: ReadingSeries, channel: Channel) -> ReadingSeries:
+    """The readings of power without single ones that are beyond any plausible power: some drivers and controllers show all ones for a
+    moment. Where a neighbour is as high, so may the power be."""
+    highest = MARGIN * max_power(channel)
+    high = [value > highest for value in series.value]
+    if not any(high):
+        return series
+    around = zip([False, *high], high, [*high[1:], False], strict=False)
+    kept = [not own or before or after for before, own, after in around]
+    return ReadingSeries(*(array("d", compress(column, kept)) for column in (series.t, series.half, series.value)))
 
 
 def power_energy(series: ReadingSeries, channel: Channel, start: float, end: float, interval: float) -> SeriesEstimate:
