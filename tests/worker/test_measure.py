@@ -23,7 +23,7 @@ from rich.console import Console
 import caraml
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.engine.device import CpuDevice
-from caraml.engine.ranks import Ranks
+from caraml.engine.ranks import LooseRanks, Ranks
 from caraml.power.signals import Constant
 from caraml.report.terminal import record_view
 from caraml.results.record import Record
@@ -217,6 +217,95 @@ def test_one_rank_of_several_that_failed_is_not_all_of_them(fails: bool, tmp_pat
         assert record.status == "ok" and record.window is not None and record.window.items == 2 * record.window.steps
 
 
+# -- ranks that part ---------------------------------------------------------------------------------------------------------------------
+
+
+class Pair(LooseRanks):
+    """Rank 0 of two, of which the other leaves its loop after ``ends`` steps, or is never heard of again then."""
+
+    def __init__(self, ends: int, silent: bool = False) -> None:
+        super().__init__(0, 2, 0, None)
+        self.ends_at, self.silent, self.kept = ends, silent, dict[str, Any]()
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, value]
+
+    def barrier(self) -> None:
+        """Nobody to wait for."""
+
+    def _exchange(self, mine: list[int], patience: float | None) -> list[list[int]]:
+        if self.silent and self.steps >= self.ends_at:
+            raise RuntimeError("Timed out waiting 60000ms for send operation to complete" if patience else "Connection closed by peer")
+        return [mine, [0, min(self.steps, self.ends_at), int(self.steps > self.ends_at or mine[2])]]
+
+    def _store(self) -> Any:  # type: ignore[override]
+        add = lambda key, more: self.kept.__setitem__(key, self.kept.get(key, 0) + more) or self.kept[key]  # noqa: E731
+        return SimpleNamespace(set=self.kept.__setitem__, get=self.kept.get, check=lambda keys: keys[0] in self.kept, add=add)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "steps", "words"),
+    [
+        (Pair(12), 1000, r"rank 1 ended after 12 steps, rank 0 going on after \d+ steps"),
+        (Pair(19), 20, "rank 0 ended after 20 steps, rank 1 ended after 19 steps|rank 1 ended after 19 steps, rank 0 ended after 20 steps"),
+        (Pair(20, silent=True), 20, "rank 0 ended after 20 steps, rank 1 not ended 60 s later"),
+        (Pair(20), 20, None),
+    ],
+    ids=["goes on", "one more", "hangs", "together"],
+)
+def test_ranks_whose_loops_end_apart_are_told_where(
+    ranks: Pair, steps: int, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some wait in one collective then, and some in another, or in one of the loop's own: for half an hour, as gloo does by default."""
+    monkeypatch.setattr(own_loop, "_ranks", lambda: ranks)
+    policy = QUICK.model_copy(update={"min_seconds": 300.0, "max_seconds": 300.0})
+    with (
+        pytest.raises(InputError, match=words) if words else nullcontext(),
+        caraml.measure("apart", out=tmp_path, policy=policy) as m,
+    ):
+        for _ in range(steps):
+            time.sleep(0.001)
+            m.step(1)
+    record = only(tmp_path)
+    if words is None:
+        assert record.status == "ok"
+        return
+    assert record.status == "failed" and re.search(words, record.reason or "") and record.files["steps"]
+
+
+def test_the_first_of_several_ranks_that_fail_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others fail of that it is gone, which says nothing."""
+    ranks = Pair(12, silent=True)
+    monkeypatch.setattr(own_loop, "_ranks", lambda: ranks)
+    with ranks.telling() as first:
+        assert first
+    ranks._store = lambda: SimpleNamespace(add=lambda *_: 2, wait=lambda *_: None)  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="Connection closed"), caraml.measure("second", out=tmp_path, policy=QUICK) as m:
+        while m.step(1):
+            time.sleep(0.001)
+    assert not Store(tmp_path).records()
+
+
+APART = """
+import sys, torch, torch.distributed as dist, caraml
+dist.init_process_group("gloo")
+with caraml.measure("apart", out=sys.argv[1], policy=caraml.Policy(min_seconds=60, max_seconds=60, idle_seconds=0)) as m:
+    for _ in range(30 - 10 * dist.get_rank()):
+        dist.all_reduce(torch.ones(1))
+        m.step(1)
+"""
+
+
+def test_a_rank_that_waits_for_one_that_left_is_not_waited_for_long(tmp_path: Path) -> None:
+    """As in DDP: the longer loop waits for the gradients of the shorter one, which waits for its end."""
+    script, start = tmp_path / "apart.py", [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script.write_text(APART)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CARAML_HANG_SECONDS": "0.5"}
+    done = subprocess.run([*start, str(script), str(tmp_path / "out")], env=environment, capture_output=True, timeout=120, check=False)
+    reason = only(tmp_path / "out").reason or ""
+    assert done.returncode and re.search("rank 1: .*rank 1 ended after 20 steps, rank 0 not ended .* s later", reason), reason
+
+
 # -- what is known, and what is not -----------------------------------------------------------------------------------------------------
 
 
@@ -341,6 +430,15 @@ def test_results_that_cannot_be_written_are_told_before_the_training(tmp_path: P
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentUnfitError, match="no results can be written there"), caraml.measure("x", out=tmp_path / "file" / "out"):
         pytest.fail("the training began")
+
+
+def test_a_folder_that_cannot_be_made_leaves_no_rank_waiting(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    told: list[Any] = []
+    ranks = SimpleNamespace(rank=0, gather=lambda value: told.append(value) or [value, None])
+    with pytest.raises(EnvironmentUnfitError, match="found a link to nothing"):
+        own_loop._writable(tmp_path / "link", ranks)  # type: ignore[arg-type]
+    assert "link to nothing" in told[0]
 
 
 def test_a_policy_s_faults_name_the_key_and_the_nearest() -> None:

@@ -10,12 +10,14 @@ import base64
 import contextlib
 import hmac
 import inspect
+import itertools
 import json
 import os
 import pickle
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import write_file
+from caraml.base.format import count, some
 from caraml.engine.device import collectives
 from caraml.engine.start import MEET, PEER, SECRET
 
@@ -53,6 +56,8 @@ class Ranks:
     def __init__(self, rank: int = 0, world: int = 1, local_rank: int = 0, hosts: dist.ProcessGroup | None = None) -> None:
         self.rank, self.world, self.local_rank, self.hosts = rank, world, local_rank, hosts
         """``hosts`` is the group whose messages are in the hosts' memory, on every kind of device; ``None`` for a process that is alone."""
+        self.steps = 0
+        """Of a loop that CARAML does not run: how many have ended on this rank."""
 
     @classmethod
     def from_environment(cls, device: torch.device) -> Ranks:
@@ -106,6 +111,14 @@ class Ranks:
         if self.world > 1:
             dist.barrier(group=self.hosts)
 
+    def ends(self, patience: float) -> None:
+        """This rank's loop has ended. Where ranks may leave it apart, wait for the others to leave it, too, for ``patience`` seconds."""
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[bool]:
+        """Whether this rank is the one to record, inside the block, what failed."""
+        yield self.rank == 0
+
     def know_each_other(self) -> None:
         """See that the other end of every connection between the ranks is a process of the point. Gloo takes whoever comes first for the
         rank that it expects; here each proves to each, in every group, that it can read the secret in the folder where they met.
@@ -128,6 +141,90 @@ class Ranks:
         """Leave the group."""
         if self.world > 1:
             dist.destroy_process_group()
+
+
+_loops = itertools.count()
+_TELLING_SECONDS = 10.0
+
+
+class LooseRanks(Ranks):
+    """Ranks of a loop that CARAML does not run, each of which may leave it when it likes. Whatever they agree on, all see where each of
+    them is: those that went on would wait in one collective, and those that ended in another, until the group's time limit."""
+
+    def __init__(self, rank: int, world: int, local_rank: int, hosts: dist.ProcessGroup | None) -> None:
+        super().__init__(rank, world, local_rank, hosts)
+        self._key = f"caraml/loop/{next(_loops)}"
+
+    def agree(self, value: int) -> int:
+        """Rank 0's value, on every rank. Raises ``InputError``, on every rank, where one has left the loop or is at another step."""
+        return self._meet(value)
+
+    def ends(self, patience: float) -> None:
+        """Wait for the others' end, which has to be at the same step. Raises ``InputError`` where it is not, or has not come in time."""
+        with contextlib.suppress(RuntimeError):  # only an error's words miss it
+            self._store().set(f"{self._key}/{self.rank}", str(self.steps))
+        self._meet(0, ended=True, patience=patience or None)
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[bool]:
+        """The first rank that asks is the one: it failed first, and the others of that. They wait until it has told, for a while: where
+        one ends, launchers end the others."""
+        number, told = 0, f"{self._key}/told"
+        with contextlib.suppress(RuntimeError):  # rank 0 had the store, and is gone
+            number = self._store().add(f"{self._key}/failed", 1)
+            if number > 1:
+                self._store().wait([told], timedelta(seconds=_TELLING_SECONDS))
+        yield number == 1
+        if number == 1:
+            with contextlib.suppress(RuntimeError):
+                self._store().set(told, "")
+
+    def _meet(self, value: int, *, ended: bool = False, patience: float | None = None) -> int:
+        try:
+            found = self._exchange([int(value), self.steps, int(ended)], patience)
+        except RuntimeError as error:
+            if "imed out" not in str(error):
+                raise
+            raise _apart([self._seen(rank, patience) for rank in range(self.world)]) from error
+        places = [f"{'ended' if over else 'going on'} after {count(steps, 'step')}" for _, steps, over in found]
+        if len({*places}) > 1:
+            raise _apart(places)
+        return found[0][0]
+
+    def _seen(self, rank: int, patience: float | None) -> str:
+        """Where a rank is that others have waited for, as far as it has said so."""
+        with contextlib.suppress(RuntimeError):
+            if self._store().check([key := f"{self._key}/{rank}"]):
+                return f"ended after {count(int(self._store().get(key)), 'step')}"
+        if patience is not None:
+            return f"not ended {patience:.0f} s later"
+        return f"going on after {count(self.steps, 'step')}" if rank == self.rank else "waited for in vain"
+
+    def _exchange(self, mine: list[int], patience: float | None) -> list[list[int]]:
+        """Every rank's numbers, on every rank. Raises ``RuntimeError`` where a rank is gone, or has not come in time."""
+        options = dist.distributed_c10d.AllgatherOptions()
+        if patience is not None:
+            options.timeout = timedelta(seconds=patience)
+        given = torch.tensor(mine, dtype=torch.int64)
+        rows = [torch.empty_like(given) for _ in range(self.world)]
+        assert self.hosts is not None
+        self.hosts.allgather([rows], [given], options).wait()
+        return [row.tolist() for row in rows]
+
+    @staticmethod
+    def _store() -> Any:
+        return dist.distributed_c10d._get_default_store()
+
+
+def _apart(places: list[str]) -> InputError:
+    """The error of ranks of which each is in a place, in words."""
+    order = sorted(dict.fromkeys(places), key=lambda place: not place.startswith("ended"))
+    at = {place: [str(rank) for rank, one in enumerate(places) if one == place] for place in order}
+    found = ", ".join(f"{'ranks' if len(ranks) > 1 else 'rank'} {some(ranks, 8)} {place}" for place, ranks in at.items())
+    return InputError(
+        f"the ranks' loops have to end at the same step: found {found}",
+        "call m.step() on all ranks, and leave where it is false or the shortest input ends; do what one rank does alone after the block",
+    )
 
 
 def copies(model: nn.Module, device: torch.device, group: dist.ProcessGroup | None = None) -> DistributedDataParallel:

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from numbers import Integral
@@ -31,7 +31,7 @@ from caraml.base.toml import checked, shown
 from caraml.engine.device import AcceleratorDevice, CpuDevice, CudaDevice, Device, accelerator_type, gpus, sensors_of
 from caraml.engine.instruments import Instruments, quiet_baseline
 from caraml.engine.loop import FEWEST_STEPS, Hooks, MeasuringLoop
-from caraml.engine.ranks import Ranks
+from caraml.engine.ranks import LooseRanks, Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.metrics.model import Facts, Metric, Peak
 from caraml.results.finish import now, reason_of
@@ -40,6 +40,7 @@ from caraml.results.store import Store, write_record
 from caraml.suite.model import NOT_STATED, OF_EPOCHS, OWN_LOOP, Point, Policy, Stated
 from caraml.system import families
 from caraml.system.detect import detect, environment
+from caraml.system.variables import PATIENCE, seconds_asked
 from caraml.worker.record import Known, PhaseLog, gathered, make_record, rescued, write_readings
 
 RESULTS = "CARAML_RESULTS"
@@ -63,6 +64,8 @@ _UNTOLD = {
 }
 """Metrics that nobody told the numbers of, and why; those of FLOPs only where none were given."""
 _MOST_FLOPS = 1e30
+_PATIENCE, _LONG_STEPS = 60.0, 10
+"""Seconds, and the fewest steps' time, that ranks whose loop has ended in its window or before wait for the others to leave theirs."""
 
 
 class _Told(BaseModel):
@@ -113,6 +116,9 @@ class OwnLoop:
         self._device = _device()
         self._before = self._peaks()
         self._items: list[int] = []
+        self._over = False
+        """Whether this rank has nothing to tell any more: rank 0 writes the record."""
+        self._patience = seconds_asked(PATIENCE, _PATIENCE)
         self._started_at, self._origin = now(), time.monotonic()
         self._log = PhaseLog(self._origin, lambda phase: None)
         self._instruments: Instruments | None = None
@@ -140,23 +146,35 @@ class OwnLoop:
             given = "" if items is None else shown(items)
             raise InputError(f"m.step({given}): expected a whole number of items above 0", hint)
         self._items.append(int(items))
+        self._ranks.steps = len(self._items)
         return self._loop.step_ended(_NOTHING)
 
     def finish(self, error: BaseException | None) -> None:
         """Close what is open and write the record. Collective, unless the loop failed."""
+        try:
+            self._finish(error)
+        except BaseException as trouble:  # another rank ended elsewhere, or is gone
+            with suppress(OSError):
+                self._fail("failed", reason_of(trouble), alone=True)
+            raise
+        finally:
+            if self._instruments is not None:
+                self._instruments.meter.stop()
+
+    def _finish(self, error: BaseException | None) -> None:
         if error is None and not self.done:
+            mean = (time.monotonic() - self._run_began) / max(self._loop.steps, 1)
+            self._ranks.ends(max(self._patience, _LONG_STEPS * mean) if self._patience else 0.0)
             self._loop.end()
         self._loop.__exit__()
         if self.done and (error is None or self._ranks.world == 1):
             self._record_measurement()
         elif error is not None:  # of several ranks, too, that measured: who would wait for the others may wait for ever
-            self._fail("oom" if is_out_of_memory(error) else "failed", reason_of(error))
+            self._fail("oom" if is_out_of_memory(error) else "failed", reason_of(error), alone=True)
         elif not self._loop.steps:
             self._fail("failed", "the loop ended without a step: call m.step(items) at the end of each")
         else:
             self._fail("failed", f"the loop ended after {count(self._loop.steps, 'step')}, which are too few; {_LATE}")
-        if self._instruments is not None:
-            self._instruments.meter.stop()
 
     # -- the record ----------------------------------------------------------------------------------------------------
 
@@ -187,6 +205,7 @@ class OwnLoop:
             if ranks.rank == 0:
                 self._write(everyone, known, missing, reported)
         finally:
+            self._over = ranks.rank > 0
             ranks.barrier()  # where a rank fails on its way out, its launcher ends the one that writes the record
 
     def _write(self, everyone: list[RankSummary], known: Known, missing: dict[str, JsonValue], reported: bool) -> None:
@@ -201,9 +220,16 @@ class OwnLoop:
                 record.metrics[name] = record.metrics[name].model_copy(update={"reason": reason})
         self._keep(record, known.folder)
 
-    def _fail(self, status: Status, reason: str) -> None:
-        if self._ranks.rank != 0:
+    def _fail(self, status: Status, reason: str, *, alone: bool = False) -> None:
+        """Record a failure: of this rank ``alone`` the rank that fails first, since the others wait for it, and are ended with it."""
+        ranks = self._ranks
+        if self.record is not None or self._over or (ranks.rank and not (alone and (self._out / "points").is_dir())):
             return
+        with ranks.telling() if alone else nullcontext(ranks.rank == 0) as first:
+            if first:
+                self._keep_failure(status, reason if ranks.world == 1 or not alone else f"rank {ranks.rank}: {reason}")
+
+    def _keep_failure(self, status: Status, reason: str) -> None:
         point = self._of_batch(1)
         folder, surroundings = Store(self._out).new_attempt(point), environment()
         missing = {**_table(surroundings.get("missing")), **self._missing(), "point.global_batch": "the loop was not measured to its end"}
@@ -218,7 +244,7 @@ class OwnLoop:
             facts=self._facts,
             system=detect().model_dump(mode="json"),
             environment={**surroundings, "missing": missing},
-            files=rescued(folder, 0, self._loop, self._instruments, self._origin),
+            files=rescued(folder, self._ranks.rank, self._loop, self._instruments, self._origin),
         )
         self._keep(record, folder)
 
@@ -336,6 +362,8 @@ def _writable(out: Path, ranks: Ranks) -> Path:
                 trouble = "it may not be written to"
         except OSError as error:
             trouble = error.strerror or str(error)
+        except InputError as error:  # raised here, it would leave the other ranks waiting
+            trouble = error.line
     trouble = ranks.gather(trouble)[0]
     if trouble is not None:
         raise EnvironmentUnfitError(f"{out}: no results can be written there: {trouble}", f"out=FOLDER, or export {RESULTS}=FOLDER")
@@ -387,7 +415,7 @@ def _device() -> Device:
 def _ranks() -> Ranks:
     """The loop's own ranks; they agree over a gloo group of the hosts, which puts no work into a device's queue."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")), dist.new_group(backend="gloo"))
+        return LooseRanks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")), dist.new_group(backend="gloo"))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(
             f"{os.environ['WORLD_SIZE']} ranks run this loop, and they cannot agree on a window",
