@@ -164,6 +164,14 @@ def test_what_a_shell_under_srun_hands_on_makes_no_rank() -> None:
     assert (rank(own), world_size(own), job(own)) == (3, 4, "5.0")
 
 
+def test_ranks_of_flux_and_of_pals_share_the_name_of_their_launch() -> None:
+    """Both say the rank as PMI does; Flux has a job for each launch, and PALS numbers those within a job of PBS."""
+    flux = [{"FLUX_JOB_ID": "f2Z", "FLUX_TASK_LOCAL_ID": "0", "PMI_RANK": each, "PMI_SIZE": "2"} for each in ("0", "1")]
+    assert [rank(each) for each in flux] == [0, 1] and {job(each) for each in flux} == {"f2Z"}
+    pals = [{"PBS_JOBID": "7.pbs", "PALS_APID": launch, "PMI_RANK": "1", "PMI_SIZE": "2"} for launch in ("a", "b")]
+    assert [job(each) for each in pals] == ["7.pbs.a", "7.pbs.b"]
+
+
 # --- meters of the node -----------------------------------------------------------------------------------------------
 
 

@@ -34,9 +34,9 @@ NODE = "CARAML_NODE"
 # What mpirun says comes first: inside a Slurm job its daemons are Slurm's tasks, and what those say is inherited.
 RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
-JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
-STEP = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "SLURM_STEP_ID")
+LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID", "SLURM_LOCALID")
+JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
+STEP = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PALS_APID", "SLURM_STEP_ID")
 
 SLURM_OWN_STEPS = 0xFFFFFFF0
 """From here on the numbers of steps are those that Slurm gives to a job's script and to a shell in an allocation."""
