@@ -138,18 +138,18 @@ def _take(store: Store, attempt: Path, me: claim.Runner, launcher: str) -> Found
     if runner is not None and runner != me and claim.alive(runner, store.root):
         return FoundAttempt(busy=runner)
     hidden = claim.away(attempt) or (runner if runner is not None and runner.place != me.place else None)
-    if hidden is not None and (claim.handle_of(attempt) or "").startswith("local:") and claim.recent(attempt, store.root):
+    if hidden is not None and claim.kind_of(claim.handle_of(attempt) or "") == "local" and claim.recent(attempt, store.root):
         return FoundAttempt(busy=hidden)  # its process cannot be seen from here, but its files change
     if number and runner != me and not claim.take_over(attempt, number, me):
         return FoundAttempt(busy=claim.holder(attempt)[1] or me)
     if (attempt / RECORD).exists():  # it ended while we looked
         return FoundAttempt(record=read_record(attempt / RECORD), attempts=int(attempt.name))
     handle = claim.handle_of(attempt)
-    if handle is not None and handle.startswith("print:") and launcher != "print":
+    if handle is not None and claim.kind_of(handle) == "print" and launcher != "print":
         handle = None  # its script was printed: whoever starts it later finds the start taken, unless it was started already
     if handle is None and not claim.withdraw(attempt):
         handle = _announced(attempt)
-        if (hidden := claim.away(attempt)) is not None and (handle or "").startswith("local:") and claim.recent(attempt, store.root):
+        if (hidden := claim.away(attempt)) is not None and claim.kind_of(handle or "") == "local" and claim.recent(attempt, store.root):
             return FoundAttempt(busy=hidden)
     if handle is None:
         forget(attempt)
@@ -329,7 +329,7 @@ def _write_files(campaign: Campaign, point: Point, folder: Path) -> None:
 
 def is_printed(folder: Path, handle: str) -> bool:
     """Whether an attempt's script was printed and not started."""
-    return handle.startswith("print:") and not (folder / claim.STARTED).exists()
+    return claim.kind_of(handle) == "print" and not (folder / claim.STARTED).exists()
 
 
 def write_again(campaign: Campaign, point: Point, folder: Path) -> None:

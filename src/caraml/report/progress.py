@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from caraml.base.errors import InputError
 from caraml.base.format import count, human, percent, printable, seconds_text
-from caraml.results.claim import job_of
+from caraml.results.claim import job_of, kind_of
 from caraml.results.record import Record
 from caraml.results.rows import Scalar
 from caraml.results.selector import SelectedPoint, select
@@ -210,7 +210,7 @@ def listings(root: Path, what: str | None) -> Campaigns:
 
 
 def _in_slurm(one: Standing) -> bool:
-    return one.state in OPEN and (one.handle or "").startswith("slurm:")
+    return one.state in OPEN and kind_of(one.handle or "") == "slurm"
 
 
 def _job(one: Standing) -> str:
