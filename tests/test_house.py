@@ -141,7 +141,7 @@ LINES = {
     "report": 4_926,
     "results": 3_163,
     "suite": 2_674,
-    "system": 3_392,
+    "system": 3_393,
     "verify": 1_018,
     "worker": 2_144,
     "workloads": 8_645,

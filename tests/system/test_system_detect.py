@@ -139,6 +139,8 @@ def test_amd_gpus_by_sys(tree: Tree, nvml: Install, monkeypatch: pytest.MonkeyPa
     assert system.peak["bf16"].value == 191.5e12
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "1")
     assert detect(root).identity == "AMD Instinct MI250X x1"
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "GPU-id1")
+    assert [device.uuid for device in detect(root).devices] == ["id1"], "as rocminfo writes it, not as the kernel"
 
 
 @pytest.mark.parametrize(

@@ -89,8 +89,9 @@ def _of_packages(devices: Sequence[DeviceModel]) -> dict[str, str]:
 
 
 def _visible(devices: Sequence[DeviceModel], masks: Masks) -> list[DeviceModel]:
-    """The devices that the environment leaves to this process."""
-    return [devices[place] for place in let_through([[device.uuid] if device.uuid else [] for device in devices], masks)]
+    """The devices that the environment leaves to this process. ROCm's variables have ``GPU-`` before what amdgpu calls a GPU's number."""
+    names = [[device.uuid, f"GPU-{device.uuid}"] if device.uuid else [] for device in devices]
+    return [devices[place] for place in let_through(names, masks)]
 
 
 def _nvidia_counts(root: Path) -> bool:
