@@ -140,7 +140,7 @@ LINES = {
     "reference": 521,
     "report": 4_926,
     "results": 3_163,
-    "suite": 2_674,
+    "suite": 2_678,
     "system": 3_393,
     "verify": 1_018,
     "worker": 2_144,

@@ -383,10 +383,10 @@ def _on(point: Point, shape: ModelShape, world: int, devices_per_node: int, seve
     for tp, cp, pp in itertools.product((n for n in powers if n <= devices_per_node), parts, powers):
         if world % (tp * cp * pp) or world % devices:
             continue
-        dp, holders = world // (tp * cp * pp), world // (tp * pp)
+        holders = world // (tp * pp)
         for sharing in ({}, {"distributed_optimizer": True}, {"fsdp": holders}) if holders > 1 else ({},):
             placement = Placement.of({"tp": tp, "cp": cp, "pp": pp, "sp": tp > 1, **sharing})
-            batch = max(point.accumulation, pp) * point.micro_batch * dp
+            batch = max(point.accumulation, pp) * point.micro_batch * placement.copies(world)
             values = {"nodes": world // devices, "devices": devices, "placement": placement, "global_batch": batch}
             if impossible(candidate := point.model_copy(update=values), shape) is None:
                 yield candidate

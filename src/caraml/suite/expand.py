@@ -290,7 +290,7 @@ class _Expansion:
         nodes, devices = extent(values, machine)
         whole = {name: None if value == "all" else value for name, value in values.items()}
         placement = Placement.of({**whole, "fsdp": whole.get("fsdp")})
-        dp = max(nodes * devices // placement.model_parallel, 1)
+        dp = placement.copies(nodes * devices)
         if values.get("fsdp") == "all":
             placement = placement.model_copy(update={"fsdp": dp * placement.cp})
         if dp * placement.cp == 1:  # one device has nobody to share its optimizer with

@@ -65,6 +65,10 @@ class Placement(FrozenModel):
         """Devices of one copy of the model."""
         return self.tp * self.cp * self.pp
 
+    def copies(self, world: int) -> int:
+        """Copies of the model on so many devices."""
+        return max(world // self.model_parallel, 1)
+
     @property
     def stages(self) -> int:
         """Stages of the pipeline over all its ranks."""
@@ -285,7 +289,7 @@ class Point(FrozenModel):
     @property
     def dp(self) -> int:
         """Copies of the model; each sees samples of its own."""
-        return max(self.world // self.placement.model_parallel, 1)
+        return self.placement.copies(self.world)
 
     @property
     def holders(self) -> int:
