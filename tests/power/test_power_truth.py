@@ -162,11 +162,11 @@ def test_the_sensors_own_grid_cannot_be_seen_through_and_says_so() -> None:
     assert "aliasing_possible" in found.flags
 
 
-@pytest.mark.parametrize("period", [0.1, 0.3, 1.0])
-def test_a_value_that_is_read_many_times_is_one_value(period: float) -> None:
+@pytest.mark.parametrize(("period", "limit"), [(0.1, 0.18), (0.3, 0.3), (1.0, 0.65)])
+def test_a_value_that_is_read_many_times_is_one_value(period: float, limit: float) -> None:
     """Fifty readings of ten values scatter like ten: taken for fifty, they left the truth outside the bound of every third window."""
     held, _, bound = run(channel("power_instant", update_period_s=period), lambda draw: Telegraph(dwell=0.03, seed=draw.randrange(10**6)))
-    assert held >= 0.95 and bound < 0.65
+    assert held >= 0.95 and bound < limit
     window, draw = (20.0, 20.0 + 9.9 * period), random.Random(4)
     sensor = channel("power_instant", update_period_s=period)
     found = estimate(sensor, observed(sensor, Constant(), window, draw, interval=period / 10), window)

@@ -277,12 +277,12 @@ def _lone_steps(changes: list[float]) -> list[bool]:
     return lone
 
 
-def _told_anew(t: list[float], power: list[float], period: float) -> list[int]:
-    """Which readings tell something new: a sensor that holds its value for ``period`` [s] repeats it to whoever asks sooner, and repeats
-    scatter as little as they tell. The first reading and the last are always among them."""
+def _told_anew(t: list[float], period: float) -> list[int]:
+    """Which readings surely tell something new: a sensor that holds its value for ``period`` [s] repeats it to whoever asks sooner, and
+    repeats scatter as little as they tell. The first reading and the last are always among them."""
     kept = [0]
     for i in range(1, len(t) - 1):
-        if power[i] != power[kept[-1]] or t[i] - t[kept[-1]] >= period:
+        if t[i] - t[kept[-1]] >= period:
             kept.append(i)
     return [*kept, len(t) - 1]
 
@@ -296,8 +296,11 @@ def sampling_bound(t: list[float], power: list[float], period: float = 0.0) -> f
     Residuals that all have one sign are curvature, which the trapezoid cuts off: for a parabola a sixth of their weighted sum with even
     gaps and a quarter with stratified ones.
     """
+    weight = NOISE_WEIGHT
     if period > 0:
-        told = _told_anew(t, power, period)
+        told = _told_anew(t, period)
+        # Those that are kept lie up to an interval further apart than the values are, and stand for as many as were seen.
+        weight *= min(max(period * (len(told) - 1) / (t[-1] - t[0]), (len(told) - 1) / (len(t) - 1)), 1.0)
         t, power = [t[i] for i in told], [power[i] for i in told]
     changes = [b - a for a, b in pairwise(power)]
     gaps = [b - a for a, b in pairwise(t)]
@@ -312,7 +315,7 @@ def sampling_bound(t: list[float], power: list[float], period: float = 0.0) -> f
             continue
         share = gaps[i - 1] / (2 * width)
         residual = power[i] - (power[i - 1] + share * (power[i + 1] - power[i - 1]))
-        variance += NOISE_WEIGHT * residual**2 * width**2
+        variance += weight * residual**2 * width**2
         curvature += residual * width
     few = 1 + 2 / len(power)  # a variance that comes from few readings is uncertain itself
     return SIGMAS * few * variance**0.5 + abs(curvature) / 4
