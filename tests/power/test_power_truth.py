@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from sensors import channel, observed
 
+from caraml.engine.instruments import NodeSummary, put_together
+from caraml.metrics.energy import energies
+from caraml.metrics.model import Window
+from caraml.power.energy import ChannelReadings, window_energy
 from caraml.power.estimate import counter_energy, power_energy
 from caraml.power.model import Channel
 from caraml.power.signals import Constant, Signal, Square, Telegraph
@@ -171,6 +176,62 @@ def test_a_value_that_is_read_many_times_is_one_value(period: float, limit: floa
     sensor = channel("power_instant", update_period_s=period)
     found = estimate(sensor, observed(sensor, Constant(), window, draw, interval=period / 10), window)
     assert "too_short" in found.flags and found.parts["sampling"] > 0.4 * 300 * 9.9 * period
+
+
+@dataclass(frozen=True)
+class Work:
+    """A load between two instants, and 70 W at rest before and after it."""
+
+    load: Signal
+    start: float
+    end: float
+
+    def power(self, t: float) -> float:
+        return self.load.power(t) if self.start <= t < self.end else 70.0
+
+    def energy(self, t: float) -> float:
+        inside = min(max(t, self.start), self.end)
+        return self.load.energy(inside) - self.load.energy(self.start) + 70.0 * (t - (inside - self.start))
+
+
+HARD: dict[str, tuple[Channel, float]] = {
+    "counter 100 ms": (channel("energy", update_period_s=0.1), 0.1),
+    "counter that wraps": (channel("energy", update_period_s=0.02, wrap_j=2000.0), 0.1),
+    "counter 1 Hz, whole joules": (channel("energy", update_period_s=1.0, resolution=1.0), 0.1),
+    "power 100 ms, read five times as often": (channel("power_instant", update_period_s=0.1), 0.02),
+    "mean of 1 s at 1 Hz": (channel("power_mean", update_period_s=1.0, mean_window_s=1.0, resolution=1.0), 1.0),
+}
+"""Sensors, and how often each is read [s]."""
+
+
+@pytest.mark.parametrize("sensor", HARD)
+def test_the_bound_holds_for_the_published_energy_of_several_nodes(sensor: str) -> None:
+    """Two to four nodes with clocks of their own, one or two ranks with a device each, and a load that begins and ends with the window. In
+    each tenth run one of the sensors falls silent: then there is no number."""
+    of, interval = HARD[sensor]
+    draw, held = random.Random(sensor), []
+    for run in range(PHASES):
+        truth, nodes, ranks = 0.0, dict[str, list[NodeSummary]](), dict[str, list[int]]()
+        for number in range(draw.randint(2, 4)):
+            start = draw.uniform(100, 1e5)
+            end = start + LENGTH + 1
+            for rank in range(draw.randint(1, 2)):
+                work = Work(Telegraph(dwell=draw.choice([0.03, 0.3, 3.0]), seed=draw.randrange(10**6)), 0.0, end - start)
+                own = replace(of, domain=f"GPU-{number}-{rank}")
+                series = observed(of, work, (0.0, end - start), draw, interval=interval)
+                last = len(series) // 2 if run % 10 == number == rank == 0 else len(series)
+                cut = ReadingSeries(array("d", (t + start for t in series.t[:last])), series.half[:last], series.value[:last])
+                seen = window_energy("measure", [ChannelReadings(own, cut, interval_s=interval)], start, end)
+                nodes.setdefault(f"n{number}:boot", []).append(NodeSummary(seen))
+                ranks.setdefault(f"n{number}:boot", []).append(len(ranks))
+                truth += work.energy(end - start)
+        window = Window(start=0.0, end=LENGTH + 1, steps=5, samples=5, items=5, first_step=1)
+        found = energies(window, "item", put_together(nodes, ranks, window).energy, None)["energy"]
+        assert (found.value is None) == (run % 10 == 0)
+        if found.value is not None and found.bound is not None:
+            held.append(abs(found.value - truth) <= found.bound)
+            assert found.bound < 0.4 * truth
+    assert len(held) == 0.9 * PHASES and sum(held) >= 0.95 * len(held)
 
 
 def test_a_part_time_sensor_pays_for_what_it_does_not_see() -> None:
