@@ -35,7 +35,7 @@ from caraml.suite.model import Policy
 from caraml.verify.claims import SOURCE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
-from contestants import Spec, point_of
+from spec import Spec, point_of
 from turns import Estimate, median, ratio
 
 STEP_SECONDS = 0.05

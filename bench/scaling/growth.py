@@ -47,8 +47,8 @@ def exponent(sizes: list[int], costs: list[float]) -> float:
 
 def trained(axis: str, rounds: int) -> list[dict[str, float]]:
     """Seconds of CPU of a step and highest resident set, for every size along one axis."""
-    from contestants import Spec, point_of
     from gate import PIPES
+    from spec import Spec, point_of
     from turns import Program, take_turns
 
     from caraml.launch.script import environment_of

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contestants import Spec, point_of
 from gate import PIPES
+from spec import Spec, point_of
 from turns import Program, Turn, median, ratio, take_turns
 
 from caraml.launch.script import environment_of

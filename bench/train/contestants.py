@@ -16,43 +16,17 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import gate
 import numpy as np
 import torch
+from spec import Spec, point_of
 
 ENDLESS = 10**9
 RESIDENT = 4
 """Batches of images that a loop over images is fed with, in turn."""
-
-
-@dataclass(frozen=True)
-class Spec:
-    """What to train and by whom."""
-
-    peer: str
-    workload: str
-    params: dict[str, Any]
-    batch: int
-    compile: bool = False
-    channels_last: bool = False
-    precision: str = "fp32"
-    device: str = "cpu"
-    inference: bool = False
-    """Forward passes only."""
-    knobs: dict[str, Any] = field(default_factory=dict)
-    """CARAML's own, where they are not as they would be by themselves."""
-    path: str | None = None
-    """The peer's checkout, or the file that holds its loop."""
-    scratch: str = "."
-    environment: dict[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        """The command line's argument."""
-        return json.dumps(asdict(self))
 
 
 def caraml_step(spec: Spec) -> Callable[[], object]:
@@ -85,28 +59,6 @@ def caraml_step(spec: Spec) -> Callable[[], object]:
     for kind in (Products, Masks) if device.type == "cpu" else ():
         step = kind(point, Ranks()).around(step, lambda name: nullcontext())
     return step
-
-
-def point_of(spec: Spec) -> Any:
-    """The point that CARAML would measure."""
-    from caraml.suite.model import Knobs, Point
-
-    return Point(
-        suite="bench",
-        benchmark=spec.workload,
-        workload=spec.workload,
-        params=spec.params,
-        system="local",
-        device=spec.device,
-        device_class="cpu" if spec.device == "cpu" else "gpu",
-        software="bench",
-        global_batch=spec.batch,
-        micro_batch=spec.batch,
-        mode="inference" if spec.inference else "train",
-        compile="default" if spec.compile else "off",
-        precision=spec.precision,
-        knobs=Knobs(**spec.knobs),
-    )
 
 
 def nanogpt(spec: Spec) -> None:

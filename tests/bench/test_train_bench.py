@@ -18,7 +18,7 @@ def turns(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     import turns as module
 
     yield module
-    for name in ("turns", "gate", "contestants"):
+    for name in ("turns", "gate", "spec"):
         sys.modules.pop(name, None)
 
 
@@ -57,8 +57,8 @@ def test_every_program_gets_its_turn_in_every_round(turns) -> None:  # type: ign
 
 @pytest.mark.processes
 def test_the_step_of_caraml_is_held_and_counted(turns, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    from contestants import Spec
     from gate import PIPES
+    from spec import Spec
 
     params = {"preset": "4M", "width": 16, "layers": 1, "heads": 2, "sequence_length": 16, "vocab_size": 64, "data": "synthetic"}
     spec = Spec("caraml", "gpt", params, 2)
