@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import random
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -27,7 +29,7 @@ from caraml.engine.ranks import LooseRanks, Ranks
 from caraml.power.signals import Constant
 from caraml.report.terminal import record_view
 from caraml.results.record import Record
-from caraml.results.rows import read_table, row_of
+from caraml.results.rows import read_table, row_of, write_table
 from caraml.results.store import Store
 from caraml.suite.model import Policy
 from caraml.worker import measure as own_loop
@@ -135,7 +137,8 @@ def test_what_was_measured_before_a_loop_breaks_is_kept(tmp_path: Path, monkeypa
         raise KeyboardInterrupt
     record, folder = only(tmp_path), Store(tmp_path).folder(only(tmp_path))
     steps = read_table(folder / record.files["steps"])
-    assert record.status == "failed" and len(steps["seconds"]) >= 10 and min(steps["seconds"]) > 0.01
+    assert (record.status, record.reason) == ("failed", "KeyboardInterrupt")
+    assert len(steps["seconds"]) >= 10 and min(steps["seconds"]) > 0.01
     assert read_table(folder / record.files["power"])["value"]
 
 
@@ -215,6 +218,108 @@ def test_one_rank_of_several_that_failed_is_not_all_of_them(fails: bool, tmp_pat
         assert record.status == "failed" and record.window is None and "ZeroDivisionError" in (record.reason or "")
     else:
         assert record.status == "ok" and record.window is not None and record.window.items == 2 * record.window.steps
+
+
+# -- where a loop goes while it is measured -----------------------------------------------------------------------------------------------
+
+
+def test_results_go_where_the_block_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with caraml.measure("moves", out="results", policy=QUICK) as m:
+        os.chdir("elsewhere")
+        m.step(1)
+    assert only(tmp_path / "results") == m.record and not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("fails", ["claim_attempt", "make_record"])
+def test_a_full_disk_takes_no_measurement_with_it(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the table of steps, or in it; what was written until then is taken along."""
+    out, todo = tmp_path / "out", [1]
+    monkeypatch.setenv("CARAML_POWER", "fake:constant")
+    monkeypatch.setattr(own_loop.tempfile, "gettempdir", lambda: str(tmp_path))
+    where: Any = Store if fails == "claim_attempt" else own_loop
+    whole = getattr(where, fails)
+
+    def full_once(*arguments: Any) -> Any:
+        if todo:
+            todo.pop()
+            raise OSError(errno.ENOSPC, "No space left on device", str(out))
+        return whole(*arguments)
+
+    monkeypatch.setattr(where, fails, full_once)
+    record = measured(out)
+    (other,) = tmp_path.glob("*caraml-results*")
+    assert only(other) == record and record.status == "ok" and not Store(out).records()
+    assert all((Store(other).folder(record) / file).exists() for file in record.files.values()) and set(record.files) == {"steps", "power"}
+    assert f"{out}: No space left on device; the record goes to {other}" in capsys.readouterr().err
+
+
+def test_readings_that_cannot_be_written_leave_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARAML_POWER", "fake:constant")
+    asked: list[Any] = []
+
+    def full(folder: Path, name: str, *rest: Any) -> str:
+        if name == "power":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_table(folder, name, *rest)
+
+    monkeypatch.setattr("caraml.worker.record.write_table", full)
+    monkeypatch.setattr(own_loop, "_ranks", Twins)
+    monkeypatch.setattr(Twins, "gather", lambda self, value: asked.append(value) or [value, value])
+    record = measured(tmp_path)
+    assert record.status == "ok" and set(record.files) == {"steps"} and None in asked
+
+
+FORKS = """
+import os, sys, time, caraml
+with caraml.measure("forks", out=sys.argv[1], policy=caraml.Policy(min_steps=4, max_steps=4, warm_up_max_seconds=0.1, idle_seconds=0)) as m:
+    while m.step(1):
+        time.sleep(0.01)
+        if m._loop.steps == 2 and os.fork() == 0:
+            try:
+                m.step(1)
+            except caraml.base.errors.InputError as error:
+                print(error)
+            sys.exit()
+    os.wait()
+"""
+
+
+def test_a_fork_measures_nothing(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False)
+    assert "found a fork of the process that measures" in done.stdout, done.stderr
+    assert only(tmp_path).status == "ok" and only(tmp_path).attempt == 1
+
+
+def test_a_device_that_is_used_from_within_the_block_on_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the host would say how fast steps are launched."""
+    device = SimpleNamespace(torch_device=torch.device("cuda", 0))
+    with pytest.raises(InputError, match="found a loop on cuda:0, and on cpu"), caraml.measure("late", out=tmp_path, policy=QUICK) as m:
+        monkeypatch.setattr(own_loop, "_device", lambda: device)
+        m.step(1)
+
+
+def test_steps_after_the_block_are_not_measured(tmp_path: Path) -> None:
+    with caraml.measure("short", out=tmp_path, policy=QUICK) as m:
+        assert m.step(1) and not m.done
+    assert not m.step(1) and m.done and m.record is not None and "1 step," in (m.record.reason or "")
+
+
+def test_steps_of_several_threads_all_count(tmp_path: Path) -> None:
+    def work() -> None:
+        while m.step(1):
+            pass
+
+    with caraml.measure("threads", out=tmp_path, policy=QUICK) as m:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert m.record is not None and m.record.window is not None and m.record.window.items == m.record.window.steps
 
 
 # -- ranks that part ---------------------------------------------------------------------------------------------------------------------
@@ -385,7 +490,7 @@ def test_a_loop_that_is_too_short_says_how_long_it_must_be(tmp_path: Path, steps
     assert m.record is not None and re.search(words, m.record.reason or ""), m.record.reason
 
 
-@pytest.mark.parametrize("items", [2.5, True, "8", float("nan"), None, torch.tensor(4)])
+@pytest.mark.parametrize("items", [2.5, True, "8", float("nan"), None, torch.tensor(4), 10**16])
 def test_items_that_are_no_whole_number_of_the_host(tmp_path: Path, items: Any) -> None:
     with pytest.raises(InputError, match="expected a whole number of items above 0"):
         measured(tmp_path, items=lambda: items)

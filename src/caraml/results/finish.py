@@ -63,7 +63,7 @@ def reason_of(error: BaseException) -> str:
         words = error.line
     else:
         behind = f", because {type(error.__cause__).__name__}: {error.__cause__}" if error.__cause__ is not None else ""
-        words = f"{type(error).__name__}: {error}{behind}"
+        words = f"{type(error).__name__}: {error}".removesuffix(": ") + behind
     words, step, hint = " ".join(words.split()).partition("; next step: ")  # which is kept of what is too long: the log has the rest
     return (words[: max(_LONGEST_REASON - len(step + hint), _LONGEST_REASON // 2)] + step + hint)[:_LONGEST_REASON]
 

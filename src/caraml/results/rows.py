@@ -12,6 +12,7 @@ store that cannot be written is read without it.
 from __future__ import annotations
 
 import csv
+import errno
 import importlib.util
 import io
 import os
@@ -278,7 +279,11 @@ def write_table(folder: Path, name: str, columns: Sequence[str], rows: Iterable[
             # all rows in memory.
             path = str(text).replace("'", "''")
             table = connection.sql(f"SELECT * FROM read_csv('{path}', header = true, sample_size = -1)")  # noqa: S608 -- a path of ours
-            table.write_parquet(str(parquet), compression="zstd")
+            try:
+                table.write_parquet(str(parquet), compression="zstd")
+            except duckdb.IOException as error:
+                full = "No space left" in str(error)
+                raise OSError(errno.ENOSPC if full else errno.EIO, str(error).partition("\n")[0], str(folder)) from error
     return f"{name}.parquet"
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -23,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from caraml import __version__
 from caraml.base.errors import EnvironmentUnfitError, InputError, is_out_of_memory
-from caraml.base.files import make_folder, writable
+from caraml.base.files import make_folder, new_folder_beside, writable, write_new
 from caraml.base.format import count, human, percent
 from caraml.base.limits import COUNT, NAME
 from caraml.base.processes import node_key
@@ -116,6 +119,7 @@ class OwnLoop:
         self._device = _device()
         self._before = self._peaks()
         self._items: list[int] = []
+        self._process, self._one_at_a_time, self._ended = os.getpid(), threading.RLock(), False
         self._over = False
         """Whether this rank has nothing to tell any more: rank 0 writes the record."""
         self._patience = seconds_asked(PATIENCE, _PATIENCE)
@@ -134,23 +138,33 @@ class OwnLoop:
 
     @property
     def done(self) -> bool:
-        """Whether the window is closed: steps after it are not measured."""
-        return self._loop.done
+        """Whether the window is closed, or the block has ended: steps after it are not measured."""
+        return self._loop.done or self._ended
 
     def step(self, items: int | None = None) -> bool:
         """A step has ended, with ``items`` items on this rank. False once enough was measured: the loop may then end, or go on."""
         if self.done:
             return False
-        if not isinstance(items, Integral) or isinstance(items, bool) or items < 1:
+        if not isinstance(items, Integral) or isinstance(items, bool) or not 1 <= items <= COUNT // self._ranks.world:
             hint = "m.step(len(batch)), or int(...) of a number that the host has"
             given = "" if items is None else shown(items)
-            raise InputError(f"m.step({given}): expected a whole number of items above 0", hint)
-        self._items.append(int(items))
-        self._ranks.steps = len(self._items)
-        return self._loop.step_ended(_NOTHING)
+            raise InputError(f"m.step({given}): expected a whole number of items above 0, {COUNT:.0e} at most", hint)
+        if os.getpid() != self._process:
+            raise InputError("m.step(): found a fork of the process that measures", "call it in the process that began the block")
+        with self._one_at_a_time:  # of several threads each step counts, and ends the one before it
+            if self.done:
+                return False
+            self._items.append(int(items))
+            self._ranks.steps = len(self._items)
+            if len(self._items) == 1 and (now_on := _device().torch_device) != self._device.torch_device:
+                fault = f"caraml.measure: found a loop on {now_on}, and on {self._device.torch_device} when its block began"
+                raise InputError(fault, "begin the block once the model is on its device: who times the steps is chosen then")
+            return self._loop.step_ended(_NOTHING)
 
     def finish(self, error: BaseException | None) -> None:
         """Close what is open and write the record. Collective, unless the loop failed."""
+        if os.getpid() != self._process:  # a fork of the process that measures leaves the block, too
+            return
         try:
             self._finish(error)
         except BaseException as trouble:  # another rank ended elsewhere, or is gone
@@ -158,6 +172,7 @@ class OwnLoop:
                 self._fail("failed", reason_of(trouble), alone=True)
             raise
         finally:
+            self._ended = True
             if self._instruments is not None:
                 self._instruments.meter.stop()
 
@@ -196,14 +211,23 @@ class OwnLoop:
         missing = self._missing()
         if min(steps) < max(steps):
             missing["point.global_batch"] = f"steps had {min(steps):,} to {max(steps):,} {self._facts.item}s"
-        folder = Store(self._out).new_attempt(point) if ranks.rank == 0 else self._out
-        files = write_readings(ranks, everyone, self._instruments, folder, self._origin)
+        folder, files = self._new_attempt(point) if ranks.rank == 0 else self._out, dict[str, str]()
+        with suppress(OSError):  # the record is worth more than its readings
+            files = write_readings(ranks, everyone, self._instruments, folder, self._origin)
         probed = Peak(value=None, dtype=point.precision, reason=_NO_PEAK)
         known = Known(folder, point, self._facts, self._origin, self._started_at, probed, files=files, tells_wait=False)
         known.runtime, known.phases = run[1] - run[0], self._log.phases
         try:
             if ranks.rank == 0:
-                self._write(everyone, known, missing, reported)
+                try:
+                    self._write(everyone, known, missing, reported)
+                except OSError as error:
+                    self._move(error)
+                    known.folder = self._new_attempt(point)
+                    for file in files.values():
+                        write_new(known.folder / file, (folder / file).read_bytes())
+                    shutil.rmtree(folder, ignore_errors=True)
+                    self._write(everyone, known, missing, reported)
         finally:
             self._over = ranks.rank > 0
             ranks.barrier()  # where a rank fails on its way out, its launcher ends the one that writes the record
@@ -220,6 +244,18 @@ class OwnLoop:
                 record.metrics[name] = record.metrics[name].model_copy(update={"reason": reason})
         self._keep(record, known.folder)
 
+    def _new_attempt(self, point: Point) -> Path:
+        try:
+            return Store(self._out).new_attempt(point)
+        except OSError as error:
+            self._move(error)
+            return Store(self._out).new_attempt(point)
+
+    def _move(self, error: OSError) -> None:
+        """Give up the folder of the results for a temporary one: its disk is full, or it is gone, and nothing measured is to be lost."""
+        given_up, self._out = self._out, new_folder_beside(Path(tempfile.gettempdir()) / "caraml-results", 0o700)
+        print(f"caraml: {given_up}: {error.strerror or error}; the record goes to {self._out}", file=sys.stderr)
+
     def _fail(self, status: Status, reason: str, *, alone: bool = False) -> None:
         """Record a failure: of this rank ``alone`` the rank that fails first, since the others wait for it, and are ended with it."""
         ranks = self._ranks
@@ -231,7 +267,7 @@ class OwnLoop:
 
     def _keep_failure(self, status: Status, reason: str) -> None:
         point = self._of_batch(1)
-        folder, surroundings = Store(self._out).new_attempt(point), environment()
+        folder, surroundings = self._new_attempt(point), environment()
         missing = {**_table(surroundings.get("missing")), **self._missing(), "point.global_batch": "the loop was not measured to its end"}
         record = Record(
             key=point.key,
@@ -364,6 +400,7 @@ def _writable(out: Path, ranks: Ranks) -> Path:
             trouble = error.strerror or str(error)
         except InputError as error:  # raised here, it would leave the other ranks waiting
             trouble = error.line
+    out = out.absolute()  # the loop may go to another folder
     trouble = ranks.gather(trouble)[0]
     if trouble is not None:
         raise EnvironmentUnfitError(f"{out}: no results can be written there: {trouble}", f"out=FOLDER, or export {RESULTS}=FOLDER")

@@ -98,14 +98,21 @@ def write_readings(
     """Write the raw readings of every node's sensors beside the record; the files' names, on every rank. Collective.
 
     ``folder`` and ``origin``, the record's zero, are rank 0's. The others' readings are shifted so that their windows begin with its.
+    Raises ``OSError`` on the rank that cannot write.
     """
     place, zero = ranks.gather([str(folder.absolute()), origin])[0]
     mine, clocks = everyone[ranks.rank], list(dict.fromkeys(rank.clock for rank in everyone))
     number, reading = clocks.index(mine.clock), [index for index, rank in enumerate(everyone) if rank.clock == mine.clock and rank.node]
-    name, written = f"power-{number}" if number else "power", None
+    name, written, trouble = f"power-{number}" if number else "power", None, None
     if instruments is not None and instruments.meter.channels and reading[:1] == [ranks.rank] and Path(place).is_dir():
-        written = write_table(Path(place), name, ROW, instruments.meter.rows(mine.begin - everyone[0].begin + zero))
-    return {Path(file).stem: file for file in ranks.gather(written) if file}
+        try:
+            written = write_table(Path(place), name, ROW, instruments.meter.rows(mine.begin - everyone[0].begin + zero))
+        except OSError as error:  # told once the others know: they wait for it
+            trouble = error
+    files = {Path(file).stem: file for file in ranks.gather(written) if file}
+    if trouble is not None:
+        raise trouble
+    return files
 
 
 def rescued(folder: Path, rank: int, loop: MeasuringLoop | None, instruments: Instruments | None, origin: float) -> dict[str, str]:
