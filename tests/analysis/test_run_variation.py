@@ -183,9 +183,12 @@ def test_a_sensor_s_bound_does_not_shrink_with_repeats() -> None:
         assert found is not None and math.expm1(found.bound) == pytest.approx(0.03, rel=0.05)
 
 
-def test_sensors_cancel_only_where_they_are_the_same() -> None:
-    here, there = (repeats([100.0] * 3, energy=joules, software=name) for name, joules in (("a", 1.0), ("b", 1.08)))
-    ratio = ratio_of(here, there, "energy_per_item")
+@pytest.mark.parametrize("name", ["energy_per_item", "action", "idle_power", "max_device_power"])
+def test_sensors_cancel_only_where_they_are_the_same(name: str) -> None:
+    """Of every number that a sensor has a part in, also of those of which no published repeats are known."""
+    more = {of: {name: metric(joules, "J")} for of, joules in (("a", 1.0), ("b", 1.08))}
+    here, there = (repeats([100.0] * 3, more=number, software=of) for of, number in more.items())
+    ratio = ratio_of(here, there, name)
     assert ratio.value == pytest.approx(1.08) and ratio.bound >= 0.1 and ratio.p_beyond() == 1.0, (
         "8 % is what two unknown sensors may differ by"
     )

@@ -194,7 +194,7 @@ def values(records: Iterable[Record], metric: str, of: Callable[[Record], Metric
         if one.low is not None and one.high is not None and 0 < one.low <= one.high:
             error = math.log(one.high / one.low) / 2 / Z95
         share = min((one.bound or 0.0) / one.value, 0.99)
-        accuracy, sensors = _sensors(record, one.scope) if is_known_kind(metric) and METRICS[metric].sensor else (0.0, None)
+        accuracy, sensors = _sensors(record, one.scope) if metric in METRICS and METRICS[metric].sensor else (0.0, None)
         host = str(record.system.get("hostname") or record.system.get("host") or "")
         bound = -math.log1p(-share)
         rounding = bound if "published" in record.environment else 0.0
