@@ -49,6 +49,31 @@ def test_the_window_is_exactly_its_steps() -> None:
     assert edges == [pytest.approx(measured.begin), pytest.approx(measured.end)]
 
 
+def ended(steps: int) -> RankSummary:
+    """A loop of somebody's own, of steps of 0.05 s, that does something for half a minute between its last step and its end."""
+    clock = VirtualClock(1000.0)
+    device = KnownDevice(clock, 0.001, queue=1.0)
+    loop = MeasuringLoop(device, Ranks(), POLICY.model_copy(update={"min_seconds": 100, "max_seconds": 100}), Hooks())
+    with loop:
+        for _ in range(steps):
+            device.launch(0.05)
+            loop.step_ended(StepOutcome(None, 0.0))
+        clock.wait_until(clock.time + 30.0)
+        loop.end()
+    assert loop.done
+    return loop.summary()
+
+
+@pytest.mark.parametrize("steps", [9, 22, 23, 24, 25, 26, 79])
+def test_a_window_ends_with_the_last_step_of_a_loop_that_ends(steps: int) -> None:
+    """Wherever that is: in the warm-up, with a step or two in the window, or with many. What follows would be a part of the rate."""
+    measured = ended(steps)
+    inside = measured.window_rows
+    assert len(measured.rows) == steps and len(inside) >= 4
+    length = measured.end - measured.begin
+    assert length == pytest.approx(sum(inside.seconds), rel=1e-6) and length < 0.06 * len(inside)
+
+
 @pytest.mark.parametrize(("at_most", "expected"), [(60.0, 10.0), (4.0, 4.0)])
 def test_a_warm_up_gives_clocks_their_time_to_settle(at_most: float, expected: float) -> None:
     """Steps that are even from the first on, on a device that needs 10 s: only the time for warm-up is shorter."""

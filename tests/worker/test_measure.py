@@ -273,6 +273,13 @@ def test_readings_that_cannot_be_written_leave_nobody_waiting(tmp_path: Path, mo
     assert record.status == "ok" and set(record.files) == {"steps"} and None in asked
 
 
+def test_a_loop_whose_errors_nobody_reads_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = io.StringIO()
+    gone.close()
+    monkeypatch.setattr(sys, "stderr", gone)
+    assert measured(tmp_path).status == "ok"
+
+
 FORKS = """
 import os, sys, time, caraml
 with caraml.measure("forks", out=sys.argv[1], policy=caraml.Policy(min_steps=4, max_steps=4, warm_up_max_seconds=0.1, idle_seconds=0)) as m:

@@ -92,10 +92,13 @@ class MeasuringLoop:
         return self.summary()
 
     def end(self) -> None:
-        """No more steps will come: an open window closes, and of a warm-up the second half is the window if it has enough steps."""
+        """No more steps will come: an open window ends with its last step, and of a warm-up the second half is the window if it has enough
+        steps. That goes for a window, too, that has too few."""
         if self._look == self._look_at_window and self._timer.launched >= FEWEST_STEPS:
             self._close_window()
-        elif self._look == self._look_at_warm_up:
+            begin, end = self._window  # what the owner did after its last step is no part of it
+            self._window = begin, min(end, begin + sum(self._timer.finished()))
+        elif self._look in (self._look_at_warm_up, self._look_at_window):
             self._late_window()
 
     def summary(self) -> RankSummary:
@@ -219,16 +222,19 @@ class MeasuringLoop:
         self.done = True
 
     def _late_window(self) -> None:
-        """The loop ended in its warm-up: its second half is the window, without edges, and is not steady."""
+        """The loop ended in its warm-up, or right after it: its second half is the window, without edges, and is not steady."""
         self._device.synchronize()
-        self._append_rows("warm_up")  # all of it, to begin with
-        count = (len(self._rows) - 1) // 2
+        opened = self._look == self._look_at_window
+        after = len(self._rows)
+        self._append_rows("after" if opened else "warm_up")  # all of it, to begin with
+        ended = after if opened else len(self._rows)
+        count = (ended - 1) // 2
         if count < FEWEST_STEPS:
             return
-        for index in range(len(self._rows) - count, len(self._rows)):
+        for index in range(ended - count, ended):
             self._rows.put(index, "measure")
-        first, last = self._rows[-count], self._rows[-1]
-        self._window = first.start, last.start + last.seconds
+        first, last = self._rows[ended - count], self._rows[ended - 1]
+        self._window, self._waits = (first.start, last.start + last.seconds), (None, None)
         self._flags += ["imprecise", "not_steady"]
         self.done = True
 

@@ -254,7 +254,7 @@ class OwnLoop:
     def _move(self, error: OSError) -> None:
         """Give up the folder of the results for a temporary one: its disk is full, or it is gone, and nothing measured is to be lost."""
         given_up, self._out = self._out, new_folder_beside(Path(tempfile.gettempdir()) / "caraml-results", 0o700)
-        print(f"caraml: {given_up}: {error.strerror or error}; the record goes to {self._out}", file=sys.stderr)
+        _say(f"caraml: {given_up}: {error.strerror or error}; the record goes to {self._out}")
 
     def _fail(self, status: Status, reason: str, *, alone: bool = False) -> None:
         """Record a failure: of this rank ``alone`` the rank that fails first, since the others wait for it, and are ended with it."""
@@ -306,7 +306,7 @@ class OwnLoop:
         if rate is not None and rate.value is not None:
             near = f" ± {percent((rate.high - rate.low) / 2 / rate.value, 2)}" if rate.low is not None and rate.high is not None else ""
             reason = f"{human(rate.value, rate.unit)}{near}" + (f" ({', '.join(record.flags)})" if record.flags else "")
-        print(f"caraml: {record.point.benchmark}: {record.status}: {reason}; {folder / 'record.json'}", file=sys.stderr)
+        _say(f"caraml: {record.point.benchmark}: {record.status}: {reason}; {folder / 'record.json'}")
 
 
 @contextmanager
@@ -369,6 +369,11 @@ def measure(
         loop.finish(error)
         raise
     loop.finish(None)
+
+
+def _say(text: str) -> None:
+    with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed: that is no fault of the loop
+        print(text, file=sys.stderr)
 
 
 def _table(value: JsonValue) -> dict[str, JsonValue]:
