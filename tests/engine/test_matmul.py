@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -94,6 +95,7 @@ def test_operands_of_every_kind_are_multiplied_right(products: Any, onednn: Coun
     """Transposes, columns of a wider matrix, expanded rows, memory given; and what is no product of two fp32 matrices."""
     torch.manual_seed(0)
     wide, expanded, double = torch.randn(12, 40), torch.randn(1, 9).expand(12, 9), torch.randn(5, 5).double()
+    spread = torch.randn(24, 40)
     cases: list[tuple[torch.Tensor, torch.Tensor]] = [
         (wide.t(), wide),
         (wide[:, 3:12], wide[:, 20:29].t()),
@@ -114,6 +116,10 @@ def test_operands_of_every_kind_are_multiplied_right(products: Any, onednn: Coun
         ):
             assert torch.allclose(found, truth, rtol=1e-4, atol=1e-4)
     assert onednn.calls == 3 * len(cases)
+    for bias in (spread[:, 3], spread[0].repeat_interleave(3)[::3][:12], torch.tensor(2.0).expand(12)):
+        left, right = spread[:12], torch.randn(40, len(bias))
+        assert torch.allclose(torch.addmm(bias, left, right), left @ right + bias, atol=1e-4), "numbers of a bias need not lie side by side"
+    onednn.calls = 3 * len(cases)
     assert torch.equal(double @ double, torch.einsum("ij,jk->ik", double, double)) and torch.randn(4, 0).mm(torch.randn(0, 3)).sum() == 0
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         torch.mm(wide, wide)
@@ -176,9 +182,12 @@ class Clock(TorchDispatchMode):
         self.now, self._rng, self._by_onednn = 0.0, rng, replacement._by_onednn
         self.rates = {
             (library, left, right): 10 ** rng.uniform(9, 11)
-            for library in ("own", "other", "parts")
+            for library in ("own", "other")
             for left in (True, False)
             for right in (True, False)
+        }
+        self.rates |= {
+            ("parts", *kind): rate * rng.uniform(0.7, 1.4) for (library, *kind), rate in self.rates.items() if library == "other"
         }
         self.disturbed = True
         monkeypatch.setattr(replacement, "time", SimpleNamespace(perf_counter=lambda: self.now))
@@ -313,8 +322,8 @@ def test_a_training_has_the_same_losses_and_parameters(
 
 
 def injected(monkeypatch: pytest.MonkeyPatch, times: dict[Key, tuple[float, float]]) -> None:
-    """By the BLAS, and by oneDNN whole."""
-    monkeypatch.setattr(replacement, "product_seconds", lambda key: (*times[key], times[key][1]))
+    """By the BLAS, and by oneDNN whole; none is timed in parts."""
+    monkeypatch.setattr(replacement, "product_seconds", lambda key, in_parts: (*times[key], math.inf))
 
 
 def test_auto_takes_for_each_product_the_library_that_was_faster(products: Any, onednn: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +373,7 @@ def test_a_gain_must_outweigh_the_detours() -> None:
 def test_a_product_is_divided_where_that_is_faster(products: Any, monkeypatch: pytest.MonkeyPatch, seconds: Any, parts: int) -> None:
     """In about as many parts as the fastest ones are long, and only if the right operand is no transpose."""
     long: Key = ((16, 4000), (4000, 24), True, True, False, False)
-    monkeypatch.setattr(replacement, "product_seconds", lambda key: seconds)
+    monkeypatch.setattr(replacement, "product_seconds", lambda key, in_parts: seconds)
     seen: list[int] = []
     monkeypatch.setattr(replacement, "_by_onednn", lambda a, b, bias, parts: seen.append(parts) or torch.zeros(len(a), b.shape[1]))
     left, right = torch.randn(16, 4000), torch.randn(4000, 24)
@@ -404,15 +413,80 @@ def test_auto_asks_no_clock_where_it_must_not(products: Any, monkeypatch: pytest
 
 
 def test_both_libraries_are_timed_on_the_product_itself() -> None:
+    state = torch.get_rng_state()
     own, whole, parts = replacement.product_seconds(TALL)
-    assert 0 < own < 1 and 0 < whole < 1 and whole == parts, "too short for parts"
-    assert replacement._cut(TALL) == TALL
+    assert 0 < own < 1 and 0 < whole < 1 and parts == math.inf, "too short for parts"
+    assert torch.equal(torch.get_rng_state(), state), "a run draws the same numbers, whoever multiplies"
+    assert replacement._cut(TALL, replacement._ENOUGH) == TALL
     huge: Key = ((2**16, 4096), (4096, 4096), True, False, True, False)
-    (m, k), (same, n), *rest = replacement._cut(huge)
+    (m, k), (same, n), *rest = replacement._cut(huge, replacement._ENOUGH)
     assert k == same and 2.0 * m * k * n <= replacement._ENOUGH * torch.get_num_threads() and rest == list(huge[2:])
     long: Key = ((1024, 50304), (50304, 768), True, True, False, False)
-    (m, k), (same, n), *_ = replacement._cut(long)
+    (m, k), (same, n), *_ = replacement._cut(long, replacement._ENOUGH_IN_PARTS)
     assert k == same >= 8 * replacement._INNER and (m, n) == (1024, 768), "what is gained by parts depends on all sides"
+
+
+@pytest.mark.parametrize(
+    ("matrix", "straight"),
+    [
+        (torch.zeros(9, 20), True),
+        (torch.zeros(20, 9).t(), False),
+        (torch.zeros(9, 40)[:, :20], None),
+        (torch.zeros(20, 40)[:, :9].t(), None),
+        (torch.zeros(9, 1).expand(9, 20), None),
+    ],
+)
+def test_operands_are_timed_as_they_lie_in_memory(
+    products: Any, monkeypatch: pytest.MonkeyPatch, matrix: torch.Tensor, straight: bool | None
+) -> None:
+    """A copy of a part of a wider matrix, which few rows do not outweigh, is timed, too."""
+    timed_keys: list[Key] = []
+    monkeypatch.setattr(replacement, "product_seconds", lambda key, in_parts: timed_keys.append(key) or (1.0, 2.0, math.inf))
+    products("auto").around(lambda: StepOutcome((matrix.t() @ matrix).sum(), 0.0), lambda name: nullcontext())()
+    (key,) = timed_keys
+    assert key[2:4] == (replacement._straight(matrix.t()), straight)
+    numbers = torch.arange(9.0 * (20 + replacement._APART))
+    timed = replacement._operand(numbers, (9, 20), straight)
+    assert timed.shape == matrix.shape and replacement._straight(timed) is straight
+
+
+def test_timing_ends_on_a_slow_machine(products: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a small model with a large head, at 5 GFLOP/s: what takes long has three turns, what oneDNN is hopeless at has no parts, and some
+    time after the beginning none has, so that no other rank waits for minutes."""
+    now, rates, turns = [0.0], {0: 5e9, 1: 5e9, 2: 6e9}, list[int]()
+
+    class Done:
+        def __init__(self, multiply: Any, parts: int) -> None:
+            self._work, self._way = multiply, min(2, parts)
+
+        def __call__(self) -> None:
+            rows, inner, columns = multiplied[-1]
+            turns.append(self._way)
+            now[0] += 2.0 * rows * inner * columns / rates[self._way]
+
+    multiplied: list[tuple[int, int, int]] = []
+    cut = replacement._cut
+
+    def noted(key: Key, enough: float) -> Key:
+        small = cut(key, enough * torch.get_num_threads() ** -1)
+        multiplied.append((*small[0], small[1][1]))
+        tiny: Key = ((2, small[0][1]), (small[0][1], 2), *small[2:])
+        return tiny
+
+    monkeypatch.setattr(replacement, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(replacement, "partial", Done)
+    monkeypatch.setattr(replacement, "_cut", noted)
+    long: Key = ((1024, 50304), (50304, 768), True, True, False, False)
+    _own, whole, parts = replacement.product_seconds(long)
+    assert (turns.count(0), turns.count(1), turns.count(2)) == (3 + 3, 3 + 3, 3) and parts < whole
+    rates[1] = 2e9
+    assert replacement.product_seconds(long)[2] == math.inf and turns.count(2) == 3
+    rates[1], now[0] = 5e9, 0.0
+    some = products("auto")
+    some._calls = {((1024, 50304 + number), (50304 + number, 768), True, True, False, False): 1 for number in range(9)}
+    some.choose()
+    divided = [one["seconds_in_parts"] is not None for one in some.told["products"]]
+    assert sum(divided) == 1 and now[0] < 120
 
 
 def test_a_torch_without_the_library_says_so(products: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -491,10 +491,24 @@ FAULTS = [
         (f"{T_MATMUL}::test_a_product_in_parts_is_the_product",),
     ),
     Fault(
+        "a bias of every third number is taken for contiguous",
+        "engine/replacement.py",
+        "bias.dtype is torch.float32 and bias.is_contiguous()",
+        "bias.dtype is torch.float32",
+        (f"{T_MATMUL}::test_operands_of_every_kind_are_multiplied_right",),
+    ),
+    Fault(
+        "slow machines time all products in parts",
+        "engine/replacement.py",
+        "in_parts=time.perf_counter() < end)",
+        "in_parts=True)",
+        (f"{T_MATMUL}::test_timing_ends_on_a_slow_machine",),
+    ),
+    Fault(
         "each rank chooses its library by its own times",
         "engine/replacement.py",
-        "self._ranks.gather({json.dumps(key): [calls, *product_seconds(key)] for key, calls in self._calls.items()})",
-        "[{json.dumps(key): [calls, *product_seconds(key)] for key, calls in self._calls.items()}]",
+        "self._ranks.gather({json.dumps(key): [self._calls[key], *seconds] for key, seconds in mine.items()})",
+        "[{json.dumps(key): [self._calls[key], *seconds] for key, seconds in mine.items()}]",
         (f"{T_MATMUL}::test_all_ranks_choose_alike",),
     ),
     Fault(

@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from timeit import timeit
 from typing import Any
 
 import torch
@@ -40,20 +41,26 @@ _TRIALS = 4
 Seconds = tuple[float, ...]
 """Of the same work by torch's kernel, and by the other; of a product also by the other in parts."""
 Key = tuple[Any, ...]
-"""What a product's time depends on: both shapes, whether each operand is contiguous (else it is a transpose), whether a bias is added, and
-whether the result goes into memory that is there already."""
+"""What a product's time depends on: both shapes, how each operand lies in memory (:func:`_straight`), whether a bias is added, and whether
+the result goes into memory that is there already."""
 OVERHEAD = 5e-6
 """Seconds that the detour through Python adds to every call [measured on two CPUs: 4.2 to 4.6 µs]."""
-_ENOUGH = 2e9
-"""FLOPs per thread of a product that is timed: of a larger one the longest side is cut, which changes both libraries' rates little."""
-_ENOUGH_IN_PARTS = 20 * _ENOUGH
-"""The same of one that could be divided: what parts gain depends on all three sides, and on smaller ones they lose."""
+_ENOUGH, _ENOUGH_IN_PARTS = 2e9, 40e9
+"""FLOPs per thread of a product that is timed, and of one that is timed in parts, too. Of a larger one the longest side is cut: this
+changes both libraries' rates little, but what parts gain depends on all three sides, and on smaller ones they lose."""
+_HOPEFUL = 1.5
+"""Multiple of the BLAS's time up to which oneDNN is timed in parts, too, which gain less [1.4 on Zen 5]."""
+_LONG, _PATIENCE = 1.0, 30.0
+"""Seconds of one product's turns after which three are enough, and of all after which none is timed in parts any more: slow machines would
+do so for minutes, while others wait."""
 _INNER = 768
 """About the inner dimension of a part: with a right operand of 50,000 rows that is no transpose, oneDNN's layer does two thirds of its
 best rate [Zen 5]."""
 _COPIED = 2**23
-"""Numbers of a transposed left operand that are copied at a time: oneDNN's layer takes no transpose there, and a copy of the slopes of all
-logits would be the largest array of a step."""
+"""Numbers of a left operand that are copied at a time, and of a part's product: oneDNN's layer takes no transpose or columns there, and a
+copy of the slopes of all logits would be the largest array of a step."""
+_APART = 16
+"""Numbers between the rows of an operand that is timed as columns of a wider matrix."""
 _MOST_TOLD = 24
 _OPERATORS = ("mm", "addmm", "mm.out", "addmm.out")
 
@@ -149,15 +156,11 @@ class Replacement:
 
 
 def times_of(*ways: Callable[[], object]) -> Seconds:
-    """Seconds of the same work each way: the fastest of a few turns each, which others disturb least. The first turns do not count."""
-    turns = [[_once(way) for way in ways] for _ in range(_TRIALS + 1)][1:]
+    """Seconds of the same work each way: the fastest of a few turns each, which others disturb least; fewer of what takes long."""
+    turns, begin = list[list[float]](), time.perf_counter()
+    while len(turns) < 3 or (len(turns) <= _TRIALS and time.perf_counter() - begin < _LONG):
+        turns.append([timeit(way, timer=time.perf_counter, number=1) for way in ways])
     return tuple(map(min, zip(*turns, strict=True)))
-
-
-def _once(work: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
 
 
 # -- matrix products ---------------------------------------------------------------------------------------------------
@@ -190,12 +193,14 @@ class Products(Replacement):
 
     def choose(self) -> None:
         """Each kind by the faster library, if all together outweigh the detours."""
-        found = self._ranks.gather({json.dumps(key): [calls, *product_seconds(key)] for key, calls in self._calls.items()})
+        end = time.perf_counter() + _PATIENCE
+        mine = {key: product_seconds(key, in_parts=time.perf_counter() < end) for key in self._calls}
+        found = self._ranks.gather({json.dumps(key): [self._calls[key], *seconds] for key, seconds in mine.items()})
         calls, times = dict[Key, int](), dict[Key, Seconds]()
         for text in dict.fromkeys(text for theirs in found for text in theirs):
             numbers = [theirs[text] for theirs in found if text in theirs]
             count, *seconds = (sum(column) for column in zip(*numbers, strict=True))
-            key = _from_json(text)
+            key = tuple(tuple(part) if isinstance(part, list) else part for part in json.loads(text))
             calls[key], times[key] = count, tuple(one / len(numbers) for one in seconds)
         chosen, why = choice(times, calls)
         if chosen:
@@ -223,37 +228,48 @@ def choice(times: Mapping[Key, Seconds], calls: Mapping[Key, int]) -> tuple[dict
     return faster, ratio
 
 
-def product_seconds(key: Key) -> Seconds:
-    """Seconds of a product of this kind by the BLAS, by oneDNN, and by oneDNN in parts, where there is more than one."""
-    cut = _cut(key)
+def product_seconds(key: Key, in_parts: bool = True) -> Seconds:
+    """Seconds of a product of this kind by the BLAS, by oneDNN, and by oneDNN in parts: infinite where it was not timed so."""
+    seconds = _seconds(key, _ENOUGH)
+    if in_parts and _parts(key) > 1 and seconds[1] < _HOPEFUL * seconds[0]:
+        return _seconds(key, _ENOUGH_IN_PARTS, in_parts)
+    return *seconds, math.inf
+
+
+def _seconds(key: Key, enough: float, in_parts: bool = False) -> Seconds:
+    cut = _cut(key, enough)
     left, right, left_straight, right_straight, biased, into = cut
-    numbers = torch.randn(max(math.prod(left), math.prod(right)))  # of both operands: they may be the largest of a step
+    # of both operands: they may be the largest of a step; by a generator of its own: the numbers of the run stay what they are
+    numbers = torch.randn(max(rows * (columns + _APART) for rows, columns in (left, right)), generator=torch.Generator())
     a, b = _operand(numbers, left, left_straight), _operand(numbers, right, right_straight)
-    bias = torch.randn(right[1]) if biased else None
+    bias = numbers[: right[1]] if biased else None
     out = torch.empty(left[0], right[1]) if into else None
 
-    def by_blas() -> torch.Tensor:
-        return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
-
-    def by_onednn(parts: int) -> torch.Tensor:
+    def multiply(parts: int) -> torch.Tensor:
+        if not parts:
+            return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
         done = _by_onednn(a, b, bias, parts)
         return done if out is None else out.copy_(done)
 
-    ways = [partial(by_onednn, parts) for parts in dict.fromkeys((1, _parts(cut)))]
-    own, whole, *divided = times_of(by_blas, *ways)
-    scale = _flops(key) / _flops(cut)
-    return scale * own, scale * whole, scale * (divided[0] if divided else whole)
+    ways = (0, 1, max(2, _parts(cut))) if in_parts else (0, 1)
+    scale = math.prod(key[0]) * key[1][1] / (math.prod(left) * right[1])
+    return tuple(scale * seconds for seconds in times_of(*(partial(multiply, parts) for parts in ways)))
 
 
-def _operand(numbers: torch.Tensor, shape: tuple[int, int], straight: bool) -> torch.Tensor:
-    part = numbers[: math.prod(shape)]
-    return part.view(shape) if straight else part.view(shape[::-1]).t()
+def _operand(numbers: torch.Tensor, shape: tuple[int, int], straight: bool | None) -> torch.Tensor:
+    if straight is False:
+        return _operand(numbers, shape[::-1], True).t()
+    return numbers.as_strided(shape, (shape[1] + (0 if straight else _APART), 1))
 
 
-def _cut(key: Key) -> Key:
+def _straight(matrix: torch.Tensor) -> bool | None:
+    """Whether it is contiguous, or else a transpose; ``None`` for what is neither, such as columns of a wider matrix."""
+    return matrix.is_contiguous() or (False if matrix.stride() == (1, len(matrix)) else None)
+
+
+def _cut(key: Key, enough: float) -> Key:
     """The same with its longest side halved until it is small enough."""
     (m, k), (_, n), *rest = key
-    enough = _ENOUGH_IN_PARTS if _parts(key) > 1 else _ENOUGH
     while 2.0 * m * k * n > enough * torch.get_num_threads():
         longest = max(m, k, n)
         m, k, n = ((side + 1) // 2 if side == longest else side for side in (m, k, n))
@@ -264,10 +280,6 @@ def _parts(key: Key) -> int:
     """Of the inner dimension of a product by oneDNN, if in parts."""
     (_, inner), _, _, right_straight, *_ = key
     return max(1, round(inner / _INNER)) if right_straight else 1
-
-
-def _flops(key: Key) -> float:
-    return 2.0 * key[0][0] * key[0][1] * key[1][1]
 
 
 def _in_words(times: Mapping[Key, Seconds], calls: Mapping[Key, int], chosen: Mapping[Key, int]) -> list[dict[str, Any]]:
@@ -281,14 +293,10 @@ def _in_words(times: Mapping[Key, Seconds], calls: Mapping[Key, int], chosen: Ma
             "blas_seconds": times[key][0],
             "onednn_seconds": times[key][1],
             "parts": chosen.get(key, 1),
-            "seconds_in_parts": times[key][2] if _parts(key) > 1 else None,
+            "seconds_in_parts": times[key][2] if math.isfinite(times[key][2]) else None,
         }
         for key in longest[:_MOST_TOLD]
     ]
-
-
-def _from_json(text: str) -> Key:
-    return tuple(tuple(part) if isinstance(part, list) else part for part in json.loads(text))
 
 
 def _has_onednn() -> bool:
@@ -297,22 +305,22 @@ def _has_onednn() -> bool:
 
 def _by_onednn(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, parts: int = 1) -> torch.Tensor:
     """``a @ b``, and the bias, from products of ``parts`` of the inner dimension."""
-    if not (b.is_contiguous() or b.t().is_contiguous()):
+    if _straight(b) is None:
         b = b.contiguous()  # oneDNN multiplies columns of a wider matrix a thousand times slower
-    if a.is_contiguous() or a.numel() <= _COPIED:
-        return _layer(a, b, bias, parts)
+    inner = -(-len(b) // parts)
+    rows = max(1, _COPIED // (inner if parts == 1 else inner + 2 * b.shape[1]))
+    if len(a) <= rows or (parts == 1 and a.is_contiguous()):
+        return _layer(a, b, bias, inner)
     out = a.new_empty((a.shape[0], b.shape[1]))
-    rows = max(1, _COPIED // a.shape[1])
     for start in range(0, len(out), rows):
-        out[start : start + rows] = _layer(a[start : start + rows], b, bias, parts)
+        out[start : start + rows] = _layer(a[start : start + rows], b, bias, inner)
     return out
 
 
-def _layer(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, parts: int) -> torch.Tensor:
+def _layer(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, inner: int) -> torch.Tensor:
     linear: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise.default
-    if parts == 1:
+    if inner == len(b):
         return linear(a, b.t(), bias, "none", [], "")
-    inner = -(-len(b) // parts)
     out = linear(a[:, :inner], b[:inner].t(), bias, "none", [], "")
     for start in range(inner, len(b), inner):
         out += linear(a[:, start : start + inner], b[start : start + inner].t(), None, "none", [], "")
@@ -332,7 +340,7 @@ def _kernel(name: str, takes: Callable[[Key], int]) -> Callable[..., torch.Tenso
             and b.dtype is single
             and (bias is None or (_is_bias(bias, b) and beta == 1 and alpha == 1))
             and (out is None or (out.dtype is single and out.shape == (*a.shape[:1], *b.shape[1:])))
-            and (parts := takes((a.shape, b.shape, a.is_contiguous(), b.is_contiguous(), bias is not None, out is not None)))
+            and (parts := takes((a.shape, b.shape, _straight(a), _straight(b), bias is not None, out is not None)))
         ):
             done = _by_onednn(a, b, bias, parts)
             return done if out is None else out.copy_(done)
@@ -343,8 +351,8 @@ def _kernel(name: str, takes: Callable[[Key], int]) -> Callable[..., torch.Tenso
 
 
 def _is_bias(bias: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether what is added is one number per column."""
-    return bias.dim() == 1 and b.dim() == 2 and len(bias) == b.shape[1] and bias.dtype is torch.float32
+    """Whether what is added is one number per column. oneDNN's layer takes any for contiguous."""
+    return bias.dim() == 1 and b.dim() == 2 and len(bias) == b.shape[1] and bias.dtype is torch.float32 and bias.is_contiguous()
 
 
 # -- masks of dropout --------------------------------------------------------------------------------------------------
