@@ -7,6 +7,7 @@ import io
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -255,6 +256,25 @@ def test_a_full_disk_takes_no_measurement_with_it(
     assert only(other) == record and record.status == "ok" and not Store(out).records()
     assert all((Store(other).folder(record) / file).exists() for file in record.files.values()) and set(record.files) == {"steps", "power"}
     assert f"{out}: No space left on device; the record goes to {other}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_launcher_that_ends_all_ranks_waits_for_the_record(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which it does as soon as one has failed, and asks first."""
+    there, write = list[bool](), own_loop.write_record
+
+    def ended(folder: Path, record: Record) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        write(folder, record)
+
+    monkeypatch.setattr(own_loop, "write_record", ended)
+    before = signal.signal(signal.SIGTERM, lambda *_: there.append(bool(Store(tmp_path).records())))
+    try:
+        with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+            measured(tmp_path, items=lambda: 1 // (not fails))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert there == [True]
 
 
 def test_readings_that_cannot_be_written_leave_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -29,7 +30,7 @@ from caraml.base.errors import EnvironmentUnfitError, InputError, is_out_of_memo
 from caraml.base.files import make_folder, new_folder_beside, writable, write_new
 from caraml.base.format import count, human, percent
 from caraml.base.limits import COUNT, NAME
-from caraml.base.processes import node_key
+from caraml.base.processes import node_key, on_signals
 from caraml.base.toml import checked, shown
 from caraml.engine.device import AcceleratorDevice, CpuDevice, CudaDevice, Device, accelerator_type, gpus, sensors_of
 from caraml.engine.instruments import Instruments, quiet_baseline
@@ -219,20 +220,25 @@ class OwnLoop:
         known.runtime, known.phases = run[1] - run[0], self._log.phases
         try:
             if ranks.rank == 0:
-                try:
-                    self._write(everyone, known, missing, reported)
-                except OSError as error:
-                    self._move(error)
-                    known.folder = self._new_attempt(point)
-                    for file in files.values():
-                        write_new(known.folder / file, (folder / file).read_bytes())
-                    shutil.rmtree(folder, ignore_errors=True)
+                with _to_its_end():
                     self._write(everyone, known, missing, reported)
         finally:
             self._over = ranks.rank > 0
             ranks.barrier()  # where a rank fails on its way out, its launcher ends the one that writes the record
 
     def _write(self, everyone: list[RankSummary], known: Known, missing: dict[str, JsonValue], reported: bool) -> None:
+        """As :meth:`_write_here`, or where there is room."""
+        try:
+            self._write_here(everyone, known, missing, reported)
+        except OSError as error:
+            self._move(error)
+            full, known.folder = known.folder, self._new_attempt(known.point)
+            for file in known.files.values():
+                write_new(known.folder / file, (full / file).read_bytes())
+            shutil.rmtree(full, ignore_errors=True)
+            self._write_here(everyone, known, missing, reported)
+
+    def _write_here(self, everyone: list[RankSummary], known: Known, missing: dict[str, JsonValue], reported: bool) -> None:
         """The record of all ranks; ``reported`` says whether the device tells its peak memory."""
         record = make_record(everyone, known)
         record.environment["missing"] = {**_table(record.environment.get("missing")), **missing}
@@ -261,7 +267,7 @@ class OwnLoop:
         ranks = self._ranks
         if self.record is not None or self._over or (ranks.rank and not (alone and (self._out / "points").is_dir())):
             return
-        with ranks.telling() if alone else nullcontext(ranks.rank == 0) as first:
+        with _to_its_end(), ranks.telling() if alone else nullcontext(ranks.rank == 0) as first:
             if first:
                 self._keep_failure(status, reason if ranks.world == 1 or not alone else f"rank {ranks.rank}: {reason}")
 
@@ -369,6 +375,18 @@ def measure(
         loop.finish(error)
         raise
     loop.finish(None)
+
+
+@contextmanager
+def _to_its_end() -> Iterator[None]:
+    """Let a record be written to its end: launchers end all ranks as soon as one has failed."""
+    came: list[int] = []
+    try:
+        with on_signals((signal.SIGTERM,), came.append):
+            yield
+    finally:
+        if came:
+            signal.raise_signal(came[0])
 
 
 def _say(text: str) -> None:
