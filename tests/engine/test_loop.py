@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -47,6 +48,23 @@ def test_the_window_is_exactly_its_steps() -> None:
     measured, _, edges = measure(device, 0.05)
     assert measured.end - measured.begin == pytest.approx(0.05 * len(measured.window_rows), rel=2e-3)
     assert edges == [pytest.approx(measured.begin), pytest.approx(measured.end)]
+
+
+def test_a_look_that_was_cut_short_is_made_up_for() -> None:
+    """By what the owner raises from a signal, say, and goes on: a look that is never made ends no window."""
+    device, told = fake(), list[Progress]()
+
+    def show(progress: Progress) -> None:
+        told.append(progress)
+        if len(told) == 5:
+            raise TimeoutError
+
+    with MeasuringLoop(device, Ranks(), POLICY, Hooks(progress=show)) as loop:
+        for _ in range(1000):
+            device.launch(0.05)
+            with suppress(TimeoutError):
+                loop.step_ended(StepOutcome(None, 0.0))
+    assert loop.done
 
 
 def ended(steps: int) -> RankSummary:

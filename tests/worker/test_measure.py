@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import random
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from rich.console import Console
 
 import caraml
@@ -389,7 +391,9 @@ def test_ranks_whose_loops_end_apart_are_told_where(
     ranks: Pair, steps: int, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some wait in one collective then, and some in another, or in one of the loop's own: for half an hour, as gloo does by default."""
+    left: list[Any] = []
     monkeypatch.setattr(own_loop, "_ranks", lambda: ranks)
+    monkeypatch.setattr(ranks, "leave", lambda: left.append(ranks))
     policy = QUICK.model_copy(update={"min_seconds": 300.0, "max_seconds": 300.0})
     with (
         pytest.raises(InputError, match=words) if words else nullcontext(),
@@ -400,7 +404,7 @@ def test_ranks_whose_loops_end_apart_are_told_where(
             m.step(1)
     record = only(tmp_path)
     if words is None:
-        assert record.status == "ok"
+        assert record.status == "ok" and left == [ranks], "its group has files and threads"
         return
     assert record.status == "failed" and re.search(words, record.reason or "") and record.files["steps"]
 
@@ -416,6 +420,21 @@ def test_the_first_of_several_ranks_that_fail_is_recorded(tmp_path: Path, monkey
         while m.step(1):
             time.sleep(0.001)
     assert not Store(tmp_path).records()
+
+
+def test_the_group_of_a_loop_is_gone_after_it() -> None:
+    """Each has files and threads: a few hundred loops in a process would be too many."""
+    files = Path("/proc/self/fd")
+    gc.collect()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        before = len([*files.iterdir()])
+        ranks = LooseRanks(0, 1, 0, dist.new_group(backend="gloo"))
+        assert ranks.agree(7) == 7 and len([*files.iterdir()]) > before
+        ranks.leave()
+        assert len([*files.iterdir()]) <= before
+    finally:
+        dist.destroy_process_group()
 
 
 APART = """

@@ -80,7 +80,7 @@ class MeasuringLoop:
         self._undecided = outcome.undecided
         self._timer.step_ended()
         self._left -= 1
-        if not self._left:
+        if self._left <= 0:  # below, where what the owner raised from a signal cut a look short
             self._look()
         return not self.done
 

@@ -179,6 +179,12 @@ class LooseRanks(Ranks):
             with contextlib.suppress(RuntimeError):
                 self._store().set(told, "")
 
+    def leave(self) -> None:
+        """Give up the loop's own group, which no other loop needs: each holds files and threads."""
+        group, self.hosts = self.hosts, None  # as long as anything refers to it, it keeps them
+        if group is not None:
+            dist.destroy_process_group(group)
+
     def _meet(self, value: int, *, ended: bool = False, patience: float | None = None) -> int:
         try:
             found = self._exchange([int(value), self.steps, int(ended)], patience)

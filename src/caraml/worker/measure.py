@@ -225,6 +225,8 @@ class OwnLoop:
         finally:
             self._over = ranks.rank > 0
             ranks.barrier()  # where a rank fails on its way out, its launcher ends the one that writes the record
+        if isinstance(ranks, LooseRanks):
+            ranks.leave()
 
     def _write(self, everyone: list[RankSummary], known: Known, missing: dict[str, JsonValue], reported: bool) -> None:
         """As :meth:`_write_here`, or where there is room."""
