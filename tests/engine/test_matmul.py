@@ -298,7 +298,11 @@ def test_a_large_transpose_is_copied_in_parts(products: Any, monkeypatch: pytest
     slopes, hidden = torch.randn(33, 50), torch.randn(33, 7)
     once(products("onednn"), lambda: None)
     assert torch.allclose(slopes.t() @ hidden, torch.einsum("ji,jk->ik", slopes, hidden), atol=1e-4)
-    assert copied[:3] == [20 * 33, 20 * 33, 10 * 33]
+    assert copied[:3] == [17 * 33, 17 * 33, 16 * 33]
+    copied.clear()
+    found = replacement._by_onednn(slopes, slopes.t().contiguous(), None, 2)
+    assert torch.allclose(found, torch.einsum("ij,kj->ik", slopes, slopes), atol=1e-4)
+    assert copied and max(copied) <= 20 * 33 - 2 * 33, "columns of a left operand are copied, too, for parts, and their product is added"
     copied.clear()
     assert torch.allclose(slopes @ slopes.t().contiguous(), torch.einsum("ij,kj->ik", slopes, slopes), atol=1e-4)
     assert copied[0] == 0, "what need not be copied is multiplied at once"

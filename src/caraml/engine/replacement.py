@@ -36,7 +36,8 @@ from caraml.system.kernels import blas
 
 WORTH = 0.98
 """Share of torch's time below which the other kernel is taken."""
-_TRIALS = 4
+_FEWEST_TURNS, _MOST_TURNS, _TURNS_SECONDS = 3, 20, 0.2
+"""Work is timed in turns, at least so many, and further ones until so much time has passed: of what is short they are cheap."""
 
 Seconds = tuple[float, ...]
 """Of the same work by torch's kernel, and by the other; of a product also by the other in parts."""
@@ -50,9 +51,8 @@ _ENOUGH, _ENOUGH_IN_PARTS = 2e9, 40e9
 changes both libraries' rates little, but what parts gain depends on all three sides, and on smaller ones they lose."""
 _HOPEFUL = 1.5
 """Multiple of the BLAS's time up to which oneDNN is timed in parts, too, which gain less [1.4 on Zen 5]."""
-_LONG, _PATIENCE = 1.0, 30.0
-"""Seconds of one product's turns after which three are enough, and of all after which none is timed in parts any more: slow machines would
-do so for minutes, while others wait."""
+_PATIENCE = 30.0
+"""Seconds of timing after which nothing is timed in parts any more: slow machines would do so for minutes, while others wait."""
 _INNER = 768
 """About the inner dimension of a part: with a right operand of 50,000 rows that is no transpose, oneDNN's layer does two thirds of its
 best rate [Zen 5]."""
@@ -156,9 +156,9 @@ class Replacement:
 
 
 def times_of(*ways: Callable[[], object]) -> Seconds:
-    """Seconds of the same work each way: the fastest of a few turns each, which others disturb least; fewer of what takes long."""
+    """Seconds of the same work each way: the fastest of a few turns each, which others disturb least."""
     turns, begin = list[list[float]](), time.perf_counter()
-    while len(turns) < 3 or (len(turns) <= _TRIALS and time.perf_counter() - begin < _LONG):
+    while len(turns) < _FEWEST_TURNS or (len(turns) < _MOST_TURNS and time.perf_counter() - begin < _TURNS_SECONDS):
         turns.append([timeit(way, timer=time.perf_counter, number=1) for way in ways])
     return tuple(map(min, zip(*turns, strict=True)))
 
@@ -308,12 +308,12 @@ def _by_onednn(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, part
     if _straight(b) is None:
         b = b.contiguous()  # oneDNN multiplies columns of a wider matrix a thousand times slower
     inner = -(-len(b) // parts)
-    rows = max(1, _COPIED // (inner if parts == 1 else inner + 2 * b.shape[1]))
-    if len(a) <= rows or (parts == 1 and a.is_contiguous()):
+    blocks = math.ceil(len(a) * (inner if parts == 1 else inner + 2 * b.shape[1]) / _COPIED)
+    if blocks == 1 or (parts == 1 and a.is_contiguous()):
         return _layer(a, b, bias, inner)
     out = a.new_empty((a.shape[0], b.shape[1]))
-    for start in range(0, len(out), rows):
-        out[start : start + rows] = _layer(a[start : start + rows], b, bias, inner)
+    for rows, done in zip(a.chunk(blocks), out.chunk(blocks), strict=True):
+        done.copy_(_layer(rows, b, bias, inner))
     return out
 
 
