@@ -45,7 +45,7 @@ ENERGY_FLAGS: dict[str, str] = {
     "shared_device": "the sensor covers other users as well; `users` names them",
     "mig_parent": "the sensor speaks of the whole GPU, not of the partition that was used",
     "dual_die_parent": "the sensor speaks of both dies of the package",
-    "counter_power_mismatch": "the counter and the integral of power differ by more than 10 % (60 % of a power of the moment "
+    "counter_power_mismatch": "the counter and the integral of power differ by more than 10 % (45 % of a power of the moment "
     "that is new less than twice per reading: a load may repeat with it) and by more than twice their bounds",
     "clock_step": "the wall clock was set while the window was open; nothing is computed from it",
     "suspended": "the machine was suspended inside the window",
