@@ -335,6 +335,8 @@ def test_steps_after_the_block_are_not_measured(tmp_path: Path) -> None:
     with caraml.measure("short", out=tmp_path, policy=QUICK) as m:
         assert m.step(1) and not m.done
     assert not m.step(1) and m.done and m.record is not None and "1 step," in (m.record.reason or "")
+    m.finish(None)
+    assert only(tmp_path).attempt == 1, "nor recorded once more"
 
 
 def test_steps_of_several_threads_all_count(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ class OwnLoop:
 
     def finish(self, error: BaseException | None) -> None:
         """Close what is open and write the record. Collective, unless the loop failed."""
-        if os.getpid() != self._process:  # a fork of the process that measures leaves the block, too
+        if self._ended or os.getpid() != self._process:  # a fork of the process that measures leaves the block, too
             return
         try:
             self._finish(error)
