@@ -261,7 +261,8 @@ class OwnLoop:
 
     def _move(self, error: OSError) -> None:
         """Give up the folder of the results for a temporary one: its disk is full, or it is gone, and nothing measured is to be lost."""
-        given_up, self._out = self._out, new_folder_beside(Path(tempfile.gettempdir()) / "caraml-results", 0o700)
+        made, given_up = new_folder_beside(Path(tempfile.gettempdir()) / "caraml-results", 0o700), self._out
+        self._out = made.rename(made.with_name(made.name.removeprefix(".").removesuffix(".tmp")))  # as hard to guess, and not hidden
         _say(f"caraml: {given_up}: {error.strerror or error}; the record goes to {self._out}")
 
     def _fail(self, status: Status, reason: str, *, alone: bool = False) -> None:
