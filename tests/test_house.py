@@ -133,7 +133,7 @@ LINES = {
     "campaign": 1_644,
     "cli": 1_621,
     "data": 791,
-    "engine": 4_591,
+    "engine": 4_605,
     "launch": 1_818,
     "metrics": 984,
     "power": 4_775,
@@ -143,10 +143,10 @@ LINES = {
     "suite": 2_678,
     "system": 3_393,
     "verify": 1_018,
-    "worker": 2_214,
+    "worker": 2_215,
     "workloads": 8_653,
 }
-FILES = 187
+FILES = 188
 
 
 def test_no_room_outgrows_its_lines() -> None:

@@ -32,9 +32,10 @@ RESIDENT = 4
 def caraml_step(spec: Spec) -> Callable[[], object]:
     """What its worker would call in a loop. Images lie on the device already, as those of the peers do."""
     from caraml.engine.device import open_device
+    from caraml.engine.matmul import Products
     from caraml.engine.precision import check_precision, set_deterministic, set_matmul_precision
     from caraml.engine.ranks import Ranks
-    from caraml.engine.replacement import Masks, Products
+    from caraml.engine.replacement import Masks
     from caraml.engine.step import make_step
     from caraml.workloads import load_workload
     from caraml.workloads.base import BuildContext

@@ -27,7 +27,7 @@ NUMBERS = 400_000
 
 @pytest.fixture
 def words(monkeypatch: pytest.MonkeyPatch) -> Counting:
-    return Counting(monkeypatch, "by_words")
+    return Counting(monkeypatch, replacement, "by_words")
 
 
 @pytest.fixture

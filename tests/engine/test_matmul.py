@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Iterator
 from contextlib import nullcontext
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,16 +15,17 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
-from caraml.engine import replacement
+from caraml.engine import matmul, replacement
+from caraml.engine.matmul import OVERHEAD, Key, Products, choice
 from caraml.engine.ranks import Ranks
-from caraml.engine.replacement import OVERHEAD, Key, Masks, Products, choice
+from caraml.engine.replacement import Masks
 from caraml.engine.step import make_step
 from caraml.engine.steps import StepOutcome
 from caraml.suite.model import Knobs
 from tests.conftest import MakePoint
 from tests.suite.test_knobs import CPU, GPT, built, plan
 
-pytestmark = pytest.mark.skipif(not replacement._has_onednn(), reason="this build of torch has no linear layers of oneDNN")
+pytestmark = pytest.mark.skipif(not matmul._has_onednn(), reason="this build of torch has no linear layers of oneDNN")
 WIDE: Key = ((64, 32), (32, 96), True, True, False, False)
 TALL: Key = ((96, 64), (64, 32), False, True, False, False)
 
@@ -32,9 +33,9 @@ TALL: Key = ((96, 64), (64, 32), False, True, False, False)
 class Counting:
     """How often a function of the replaced kernels was called."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-        self.calls, self._own = 0, getattr(replacement, name)
-        monkeypatch.setattr(replacement, name, self._count)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> None:
+        self.calls, self._own = 0, getattr(module, name)
+        monkeypatch.setattr(module, name, self._count)
 
     def _count(self, *given: Any) -> torch.Tensor:
         self.calls += 1
@@ -57,7 +58,7 @@ def replacements(kind: type[Products] | type[Masks], make_point: MakePoint) -> I
 
 @pytest.fixture
 def onednn(monkeypatch: pytest.MonkeyPatch) -> Counting:
-    return Counting(monkeypatch, "_by_onednn")
+    return Counting(monkeypatch, matmul, "_by_onednn")
 
 
 @pytest.fixture
@@ -179,7 +180,7 @@ class Clock(TorchDispatchMode):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
         super().__init__()
-        self.now, self._rng, self._by_onednn = 0.0, rng, replacement._by_onednn
+        self.now, self._rng, self._by_onednn = 0.0, rng, matmul._by_onednn
         self.rates = {
             (library, left, right): 10 ** rng.uniform(9, 11)
             for library in ("own", "other")
@@ -190,8 +191,9 @@ class Clock(TorchDispatchMode):
             ("parts", *kind): rate * rng.uniform(0.7, 1.4) for (library, *kind), rate in self.rates.items() if library == "other"
         }
         self.disturbed = True
-        monkeypatch.setattr(replacement, "time", SimpleNamespace(perf_counter=lambda: self.now))
-        monkeypatch.setattr(replacement, "_by_onednn", self._onednn)
+        for module in (matmul, replacement):
+            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(matmul, "_by_onednn", self._onednn)
         self.best = 0.0
         """What the products would have taken by the better library of each."""
         self._taken = 0
@@ -213,7 +215,7 @@ class Clock(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func._schema.name in ("aten::mm", "aten::addmm"):
             a, b = args[-2:]
-            divisible = b.is_contiguous() and len(b) >= 1.5 * replacement._INNER
+            divisible = b.is_contiguous() and len(b) >= 1.5 * matmul._INNER
             self.best += min(self._seconds(way, a, b) for way in ("own", "other", *(("parts",) if divisible else ())))
             if self._taken == taken:
                 self._spend("own", a, b)
@@ -228,8 +230,8 @@ def test_a_step_is_never_slower_than_with_the_better_library(products: Any, monk
     better one, of both for all products and of each product. They are large enough to be cut, and many to be multiplied in parts."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    monkeypatch.setattr(replacement, "_ENOUGH", 2.0 * 48**3 / torch.get_num_threads())
-    monkeypatch.setattr(replacement, "_INNER", 20)
+    monkeypatch.setattr(matmul, "_ENOUGH", 2.0 * 48**3 / torch.get_num_threads())
+    monkeypatch.setattr(matmul, "_INNER", 20)
     layers = [(rng.randint(16, 96), rng.randint(16, 96), rng.randint(16, 96)) for _ in range(4)]
     weights = [torch.randn(outer, inner, requires_grad=True) for _, inner, outer in layers]
     inputs = [torch.randn(rows, inner, requires_grad=True) for rows, inner, _ in layers]
@@ -263,7 +265,7 @@ def test_a_product_in_parts_is_the_product(inner: int, parts: int, bias: bool) -
     right = torch.randn(inner, 24)
     for left in (torch.randn(12, inner), torch.randn(inner, 12).t(), torch.randn(12, 3 * inner)[:, inner : 2 * inner]):
         truth = left.double() @ right.double() + (shift.double() if shift is not None else 0.0)
-        found = replacement._by_onednn(left, right, shift, parts)
+        found = matmul._by_onednn(left, right, shift, parts)
         assert found.is_contiguous() and torch.allclose(found.double(), truth, rtol=1e-4, atol=1e-5)
 
 
@@ -280,7 +282,7 @@ def test_the_layer_gets_no_columns_of_a_wider_matrix(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", SimpleNamespace(default=linear))
     left = torch.randn(12, 40)
     for parts in (1, 2):
-        assert torch.allclose(replacement._by_onednn(left, right, None, parts), left @ right, atol=1e-4)
+        assert torch.allclose(matmul._by_onednn(left, right, None, parts), left @ right, atol=1e-4)
     assert len(given) == 3 and all(weight.is_contiguous() or weight.t().is_contiguous() for weight in given)
 
 
@@ -294,13 +296,13 @@ def test_a_large_transpose_is_copied_in_parts(products: Any, monkeypatch: pytest
         return own(a, *rest)
 
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", SimpleNamespace(default=linear))
-    monkeypatch.setattr(replacement, "_COPIED", 20 * 33)
+    monkeypatch.setattr(matmul, "_COPIED", 20 * 33)
     slopes, hidden = torch.randn(33, 50), torch.randn(33, 7)
     once(products("onednn"), lambda: None)
     assert torch.allclose(slopes.t() @ hidden, torch.einsum("ji,jk->ik", slopes, hidden), atol=1e-4)
     assert copied[:3] == [17 * 33, 17 * 33, 16 * 33]
     copied.clear()
-    found = replacement._by_onednn(slopes, slopes.t().contiguous(), None, 2)
+    found = matmul._by_onednn(slopes, slopes.t().contiguous(), None, 2)
     assert torch.allclose(found, torch.einsum("ij,kj->ik", slopes, slopes), atol=1e-4)
     assert copied and max(copied) <= 20 * 33 - 2 * 33, "columns of a left operand are copied, too, for parts, and their product is added"
     copied.clear()
@@ -327,7 +329,7 @@ def test_a_training_has_the_same_losses_and_parameters(
 
 def injected(monkeypatch: pytest.MonkeyPatch, times: dict[Key, tuple[float, float]]) -> None:
     """By the BLAS, and by oneDNN whole; none is timed in parts."""
-    monkeypatch.setattr(replacement, "product_seconds", lambda key, in_parts: (*times[key], math.inf))
+    monkeypatch.setattr(matmul, "product_seconds", lambda key, in_parts: (*times[key], math.inf))
 
 
 def test_auto_takes_for_each_product_the_library_that_was_faster(products: Any, onednn: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,9 +379,9 @@ def test_a_gain_must_outweigh_the_detours() -> None:
 def test_a_product_is_divided_where_that_is_faster(products: Any, monkeypatch: pytest.MonkeyPatch, seconds: Any, parts: int) -> None:
     """In about as many parts as the fastest ones are long, and only if the right operand is no transpose."""
     long: Key = ((16, 4000), (4000, 24), True, True, False, False)
-    monkeypatch.setattr(replacement, "product_seconds", lambda key, in_parts: seconds)
+    monkeypatch.setattr(matmul, "product_seconds", lambda key, in_parts: seconds)
     seen: list[int] = []
-    monkeypatch.setattr(replacement, "_by_onednn", lambda a, b, bias, parts: seen.append(parts) or torch.zeros(len(a), b.shape[1]))
+    monkeypatch.setattr(matmul, "_by_onednn", lambda a, b, bias, parts: seen.append(parts) or torch.zeros(len(a), b.shape[1]))
     left, right = torch.randn(16, 4000), torch.randn(4000, 24)
     own = products("auto")
     step = own.around(lambda: StepOutcome(left @ right, 0.0), lambda name: nullcontext())
@@ -388,7 +390,7 @@ def test_a_product_is_divided_where_that_is_faster(products: Any, monkeypatch: p
     assert seen == ([parts] if parts else [])
     (told,) = own.told["products"]
     assert (told["parts"], told["seconds_in_parts"]) == (max(1, parts), seconds[2])
-    assert replacement._parts(long) == 5 and replacement._parts((*long[:3], False, *long[4:])) == 1
+    assert matmul._parts(long) == 5 and matmul._parts((*long[:3], False, *long[4:])) == 1
 
 
 def test_all_ranks_choose_alike(products: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,21 +415,21 @@ def test_auto_asks_no_clock_where_it_must_not(products: Any, monkeypatch: pytest
     injected(monkeypatch, {})
     own = products("auto", **point)
     own.around(lambda: StepOutcome(torch.randn(64, 32) @ torch.randn(32, 96), 0.0), lambda name: nullcontext())()
-    assert why in own.told["why"] and own.told["library"] == replacement.blas()
+    assert why in own.told["why"] and own.told["library"] == matmul.blas()
 
 
 def test_both_libraries_are_timed_on_the_product_itself() -> None:
     state = torch.get_rng_state()
-    own, whole, parts = replacement.product_seconds(TALL)
+    own, whole, parts = matmul.product_seconds(TALL)
     assert 0 < own < 1 and 0 < whole < 1 and parts == math.inf, "too short for parts"
     assert torch.equal(torch.get_rng_state(), state), "a run draws the same numbers, whoever multiplies"
-    assert replacement._cut(TALL, replacement._ENOUGH) == TALL
+    assert matmul._cut(TALL, matmul._ENOUGH) == TALL
     huge: Key = ((2**16, 4096), (4096, 4096), True, False, True, False)
-    (m, k), (same, n), *rest = replacement._cut(huge, replacement._ENOUGH)
-    assert k == same and 2.0 * m * k * n <= replacement._ENOUGH * torch.get_num_threads() and rest == list(huge[2:])
+    (m, k), (same, n), *rest = matmul._cut(huge, matmul._ENOUGH)
+    assert k == same and 2.0 * m * k * n <= matmul._ENOUGH * torch.get_num_threads() and rest == list(huge[2:])
     long: Key = ((1024, 50304), (50304, 768), True, True, False, False)
-    (m, k), (same, n), *_ = replacement._cut(long, replacement._ENOUGH_IN_PARTS)
-    assert k == same >= 8 * replacement._INNER and (m, n) == (1024, 768), "what is gained by parts depends on all sides"
+    (m, k), (same, n), *_ = matmul._cut(long, matmul._ENOUGH_IN_PARTS)
+    assert k == same >= 8 * matmul._INNER and (m, n) == (1024, 768), "what is gained by parts depends on all sides"
 
 
 @pytest.mark.parametrize(
@@ -445,13 +447,13 @@ def test_operands_are_timed_as_they_lie_in_memory(
 ) -> None:
     """A copy of a part of a wider matrix, which few rows do not outweigh, is timed, too."""
     timed_keys: list[Key] = []
-    monkeypatch.setattr(replacement, "product_seconds", lambda key, in_parts: timed_keys.append(key) or (1.0, 2.0, math.inf))
+    monkeypatch.setattr(matmul, "product_seconds", lambda key, in_parts: timed_keys.append(key) or (1.0, 2.0, math.inf))
     products("auto").around(lambda: StepOutcome((matrix.t() @ matrix).sum(), 0.0), lambda name: nullcontext())()
     (key,) = timed_keys
-    assert key[2:4] == (replacement._straight(matrix.t()), straight)
-    numbers = torch.arange(9.0 * (20 + replacement._APART))
-    timed = replacement._operand(numbers, (9, 20), straight)
-    assert timed.shape == matrix.shape and replacement._straight(timed) is straight
+    assert key[2:4] == (matmul._straight(matrix.t()), straight)
+    numbers = torch.arange(9.0 * (20 + matmul._APART))
+    timed = matmul._operand(numbers, (9, 20), straight)
+    assert timed.shape == matrix.shape and matmul._straight(timed) is straight
 
 
 def test_timing_ends_on_a_slow_machine(products: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,7 +471,7 @@ def test_timing_ends_on_a_slow_machine(products: Any, monkeypatch: pytest.Monkey
             now[0] += 2.0 * rows * inner * columns / rates[self._way]
 
     multiplied: list[tuple[int, int, int]] = []
-    cut = replacement._cut
+    cut = matmul._cut
 
     def noted(key: Key, enough: float) -> Key:
         small = cut(key, enough * torch.get_num_threads() ** -1)
@@ -477,14 +479,15 @@ def test_timing_ends_on_a_slow_machine(products: Any, monkeypatch: pytest.Monkey
         tiny: Key = ((2, small[0][1]), (small[0][1], 2), *small[2:])
         return tiny
 
-    monkeypatch.setattr(replacement, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(replacement, "partial", Done)
-    monkeypatch.setattr(replacement, "_cut", noted)
+    for module in (matmul, replacement):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(matmul, "partial", Done)
+    monkeypatch.setattr(matmul, "_cut", noted)
     long: Key = ((1024, 50304), (50304, 768), True, True, False, False)
-    _own, whole, parts = replacement.product_seconds(long)
+    _own, whole, parts = matmul.product_seconds(long)
     assert (turns.count(0), turns.count(1), turns.count(2)) == (3 + 3, 3 + 3, 3) and parts < whole
     rates[1] = 2e9
-    assert replacement.product_seconds(long)[2] == math.inf and turns.count(2) == 3
+    assert matmul.product_seconds(long)[2] == math.inf and turns.count(2) == 3
     rates[1], now[0] = 5e9, 0.0
     some = products("auto")
     some._calls = {((1024, 50304 + number), (50304 + number, 768), True, True, False, False): 1 for number in range(9)}
@@ -494,7 +497,7 @@ def test_timing_ends_on_a_slow_machine(products: Any, monkeypatch: pytest.Monkey
 
 
 def test_a_torch_without_the_library_says_so(products: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replacement, "_has_onednn", lambda: False)
+    monkeypatch.setattr(matmul, "_has_onednn", lambda: False)
     with pytest.raises(EnvironmentUnfitError, match="matmul: found 'onednn'"):
         products("onednn")
     own = products("auto")

@@ -28,6 +28,7 @@ from caraml.engine.afterwards import Tracer, quality, save_model, validate, vali
 from caraml.engine.device import CpuDevice, Device, open_device, sensors_of
 from caraml.engine.instruments import Instruments, quiet_baseline
 from caraml.engine.loop import EpochLoop, Hooks, MeasuringLoop, Progress
+from caraml.engine.matmul import Products
 from caraml.engine.precision import (
     ARITHMETIC,
     attention_kernel,
@@ -39,7 +40,7 @@ from caraml.engine.precision import (
     set_matmul_precision,
 )
 from caraml.engine.ranks import Ranks
-from caraml.engine.replacement import Masks, Products, Replacement
+from caraml.engine.replacement import Masks, Replacement
 from caraml.engine.step import Watch, make_step
 from caraml.engine.steps import RankSummary, Step, full
 from caraml.engine.watchdog import Watchdog

@@ -30,13 +30,13 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from caraml.engine.matmul import Products
 from caraml.engine.memory import LiveBytes
 from caraml.engine.parallel import checkpoint
 from caraml.engine.parallel import divide as division
 from caraml.engine.parallel import step as divided_step
 from caraml.engine.parallel.divide import Mesh, divide
 from caraml.engine.ranks import Ranks
-from caraml.engine.replacement import Products
 from caraml.engine.step import make_step
 from caraml.engine.steps import Step, StepOutcome
 from caraml.suite.model import Knobs, Placement, Point
