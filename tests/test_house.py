@@ -143,10 +143,10 @@ LINES = {
     "suite": 2_678,
     "system": 3_393,
     "verify": 1_018,
-    "worker": 2_215,
+    "worker": 2_232,
     "workloads": 8_653,
 }
-FILES = 188
+FILES = 189
 
 
 def test_no_room_outgrows_its_lines() -> None:

@@ -26,7 +26,7 @@ from caraml.system import families, limits
 from caraml.system.detect import detect
 from caraml.verify import proof
 from caraml.verify.proof import accelerator_clock
-from caraml.worker.measure import _place
+from caraml.worker.place import place_of
 from caraml.workloads.base import Task
 from tests.accelerator.inside_torch import DEVICE, emulated
 
@@ -249,7 +249,7 @@ def a_loop_of_one_s_own_is_measured_on_the_device() -> None:
             while m.step(3):
                 for _ in range(3):
                     weight = (weight @ weight).clamp(max=1.0)
-        assert _place(Ranks()).gpus == ["some"], "sensors of two devices, of which the loop uses one"
+        assert place_of(Ranks()).gpus == ["some"], "sensors of two devices, of which the loop uses one"
         assert m.record is not None and m.record.status == "ok", m.record
         assert (m.record.point.device_class, m.record.point.device) == ("gpu", "Emulated Accelerator x2")
         peak = m.record.metrics["peak_memory"].value

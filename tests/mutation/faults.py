@@ -882,7 +882,7 @@ FAULTS = [
     ),
     Fault(
         "the sensors of the first GPU that is seen",
-        "worker/measure.py",
+        "worker/place.py",
         "gpus([device.torch_device.index])",
         "gpus([0])",
         ("tests/power/test_power_devices.py::test_a_loop_of_one_s_own_reads_the_gpus_that_its_node_s_ranks_use",),

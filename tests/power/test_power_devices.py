@@ -19,7 +19,7 @@ from caraml.power import Meter
 from caraml.power.model import HEADLINES
 from caraml.power.source import SourceUnavailable, create
 from caraml.system.files import names_device
-from caraml.worker import measure as own_loop
+from caraml.worker import place as places
 
 
 def torch_sees(monkeypatch: pytest.MonkeyPatch, *devices: dict[str, Any]) -> None:
@@ -93,9 +93,9 @@ class Gpu(CudaDevice):
 def test_a_loop_of_one_s_own_reads_the_gpus_that_its_node_s_ranks_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the first ones that a rank sees: it may use another, and a launcher may show each rank its own alone."""
     monkeypatch.setenv(NODE, "a")
-    monkeypatch.setattr(own_loop, "_device", Gpu)
+    monkeypatch.setattr(places, "device_in_use", Gpu)
     torch_sees(monkeypatch, *({"pci_domain_id": 0, "pci_bus_id": bus, "pci_device_id": 0} for bus in (1, 2, 3, 4)))
-    assert own_loop._place(Ranks()).gpus == ["0000:04:00"]
+    assert places.place_of(Ranks()).gpus == ["0000:04:00"]
 
     class Four(Ranks):
         def gather(self, value: Any) -> list[Any]:
@@ -103,10 +103,10 @@ def test_a_loop_of_one_s_own_reads_the_gpus_that_its_node_s_ranks_use(monkeypatc
             return [value, ["a", ["0000:05:00"], 7, space], ["b", ["0000:04:00"], 8, space], ["b", ["0000:05:00"], 9, space]]
 
     monkeypatch.setattr(os, "getppid", lambda: 77)
-    place = own_loop._place(Four(rank=0, world=4))
+    place = places.place_of(Four(rank=0, world=4))
     assert (place.nodes, place.leads, place.gpus) == (2, True, ["0000:04:00", "0000:05:00"])
     assert place.family == [7, 77], "what started the ranks of this node"
-    assert not own_loop._place(Four(rank=1, world=4)).leads
+    assert not places.place_of(Four(rank=1, world=4)).leads
 
 
 @pytest.mark.parametrize(

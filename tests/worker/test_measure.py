@@ -36,6 +36,7 @@ from caraml.results.rows import read_table, row_of, write_table
 from caraml.results.store import Store
 from caraml.suite.model import Policy
 from caraml.worker import measure as own_loop
+from caraml.worker import place
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
 QUICK = Policy(target=0.2, min_seconds=0.4, max_seconds=5, min_steps=8, warm_up_max_seconds=5, idle_seconds=0)
@@ -211,7 +212,7 @@ class Twins(Ranks):
 @pytest.mark.parametrize("fails", [False, True])
 def test_one_rank_of_several_that_failed_is_not_all_of_them(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its window, too: what the others did is not known then, and half of the items are half of the rate."""
-    monkeypatch.setattr(own_loop, "_ranks", Twins)
+    monkeypatch.setattr(own_loop, "ranks_in_use", Twins)
     with pytest.raises(ZeroDivisionError) if fails else nullcontext(), caraml.measure("twins", out=tmp_path, policy=QUICK) as m:
         while m.step(1):
             time.sleep(0.005)
@@ -289,7 +290,7 @@ def test_readings_that_cannot_be_written_leave_nobody_waiting(tmp_path: Path, mo
         return write_table(folder, name, *rest)
 
     monkeypatch.setattr("caraml.worker.record.write_table", full)
-    monkeypatch.setattr(own_loop, "_ranks", Twins)
+    monkeypatch.setattr(own_loop, "ranks_in_use", Twins)
     monkeypatch.setattr(Twins, "gather", lambda self, value: asked.append(value) or [value, value])
     record = measured(tmp_path)
     assert record.status == "ok" and set(record.files) == {"steps"} and None in asked
@@ -327,7 +328,8 @@ def test_a_device_that_is_used_from_within_the_block_on_is_told(tmp_path: Path, 
     """The clock of the host would say how fast steps are launched."""
     device = SimpleNamespace(torch_device=torch.device("cuda", 0))
     with pytest.raises(InputError, match="found a loop on cuda:0, and on cpu"), caraml.measure("late", out=tmp_path, policy=QUICK) as m:
-        monkeypatch.setattr(own_loop, "_device", lambda: device)
+        for module in (own_loop, place):
+            monkeypatch.setattr(module, "device_in_use", lambda: device)
         m.step(1)
 
 
@@ -394,7 +396,7 @@ def test_ranks_whose_loops_end_apart_are_told_where(
 ) -> None:
     """Some wait in one collective then, and some in another, or in one of the loop's own: for half an hour, as gloo does by default."""
     left: list[Any] = []
-    monkeypatch.setattr(own_loop, "_ranks", lambda: ranks)
+    monkeypatch.setattr(own_loop, "ranks_in_use", lambda: ranks)
     monkeypatch.setattr(ranks, "leave", lambda: left.append(ranks))
     policy = QUICK.model_copy(update={"min_seconds": 300.0, "max_seconds": 300.0})
     with (
@@ -414,7 +416,7 @@ def test_ranks_whose_loops_end_apart_are_told_where(
 def test_the_first_of_several_ranks_that_fail_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others fail of that it is gone, which says nothing."""
     ranks = Pair(12, silent=True)
-    monkeypatch.setattr(own_loop, "_ranks", lambda: ranks)
+    monkeypatch.setattr(own_loop, "ranks_in_use", lambda: ranks)
     with ranks.telling() as first:
         assert first
     ranks._store = lambda: SimpleNamespace(add=lambda *_: 2, wait=lambda *_: None)  # type: ignore[method-assign]
@@ -590,7 +592,7 @@ def test_a_folder_that_cannot_be_made_leaves_no_rank_waiting(tmp_path: Path) -> 
     told: list[Any] = []
     ranks = SimpleNamespace(rank=0, gather=lambda value: told.append(value) or [value, None])
     with pytest.raises(EnvironmentUnfitError, match="found a link to nothing"):
-        own_loop._writable(tmp_path / "link", ranks)  # type: ignore[arg-type]
+        place.results_folder(tmp_path / "link", ranks)  # type: ignore[arg-type]
     assert "link to nothing" in told[0]
 
 
@@ -606,7 +608,8 @@ def test_a_policy_s_faults_name_the_key_and_the_nearest() -> None:
 
 def test_without_torch_the_next_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "caraml.worker.measure")
+    for module in ("measure", "place"):
+        monkeypatch.delitem(sys.modules, f"caraml.worker.{module}")
     with pytest.raises(EnvironmentUnfitError, match=r"needs torch(.|\n)*pip install"):
         caraml.measure  # noqa: B018
 
@@ -617,23 +620,23 @@ def test_without_torch_the_next_step_is_told(monkeypatch: pytest.MonkeyPatch) ->
     ids=["started by shells", "in containers that hide them", "on another node"],
 )
 def test_the_ranks_of_a_node_are_a_family(monkeypatch: pytest.MonkeyPatch, others: list[Any], family: str) -> None:
-    monkeypatch.setattr(own_loop, "node_key", lambda: "n")
-    monkeypatch.setattr(own_loop, "_process", lambda world: (6, "pid:[1]"))
+    monkeypatch.setattr(place, "node_key", lambda: "n")
+    monkeypatch.setattr(place, "_process", lambda world: (6, "pid:[1]"))
     ranks = SimpleNamespace(rank=0, world=2, gather=lambda mine: [mine, others])
-    assert own_loop._place(ranks).family == {"both": [6, 7], "none": [], "own": [6]}[family]  # type: ignore[arg-type]
+    assert place.place_of(ranks).family == {"both": [6, 7], "none": [], "own": [6]}[family]  # type: ignore[arg-type]
 
 
 def test_a_rank_is_known_by_what_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getppid", lambda: 77)
-    assert own_loop._process(1)[0] == os.getpid() and own_loop._process(2)[0] == 77
+    assert place._process(1)[0] == os.getpid() and place._process(2)[0] == 77
     monkeypatch.setattr(os, "getppid", lambda: 1)  # everything descends from the first process
-    assert own_loop._process(2)[0] == os.getpid()
+    assert place._process(2)[0] == os.getpid()
 
 
 @pytest.mark.parametrize(("asked", "sensors"), [("cpu", []), ("", None)])
 def test_gpus_that_a_loop_on_cpus_leaves_idle_are_not_metered(
     monkeypatch: pytest.MonkeyPatch, asked: str, sensors: list[str] | None
 ) -> None:
-    monkeypatch.setattr(own_loop, "_device", CpuDevice)
+    monkeypatch.setattr(place, "device_in_use", CpuDevice)
     monkeypatch.setenv("CARAML_DEVICE", asked)
-    assert own_loop._place(Ranks()).gpus == sensors
+    assert place.place_of(Ranks()).gpus == sensors

@@ -16,23 +16,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from importlib import metadata
 from numbers import Integral
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from caraml import __version__
-from caraml.base.errors import EnvironmentUnfitError, InputError, is_out_of_memory
-from caraml.base.files import make_folder, new_folder_beside, writable, write_new
+from caraml.base.errors import InputError, is_out_of_memory
+from caraml.base.files import new_folder_beside, write_new
 from caraml.base.format import count, human, percent
 from caraml.base.limits import COUNT, NAME
-from caraml.base.processes import node_key, on_signals
+from caraml.base.processes import on_signals
 from caraml.base.toml import checked, shown
-from caraml.engine.device import AcceleratorDevice, CpuDevice, CudaDevice, Device, accelerator_type, gpus, sensors_of
+from caraml.engine.device import CpuDevice
 from caraml.engine.instruments import Instruments, quiet_baseline
 from caraml.engine.loop import FEWEST_STEPS, Hooks, MeasuringLoop
 from caraml.engine.ranks import LooseRanks, Ranks
@@ -42,13 +39,11 @@ from caraml.results.finish import now, reason_of
 from caraml.results.record import Record, Status
 from caraml.results.store import Store, write_record
 from caraml.suite.model import NOT_STATED, OF_EPOCHS, OWN_LOOP, Point, Policy, Stated
-from caraml.system import families
 from caraml.system.detect import detect, environment
 from caraml.system.variables import PATIENCE, seconds_asked
+from caraml.worker.place import RankPlace, device_in_use, place_of, ranks_in_use, results_folder
 from caraml.worker.record import Known, PhaseLog, gathered, make_record, rescued, write_readings
 
-RESULTS = "CARAML_RESULTS"
-"""Environment variable: folder of the results, instead of `caraml-results` below the current one; `--out` goes before it."""
 _NO_PEAK = "not measured beside a loop of one's own"
 _NOTHING = StepOutcome(None, 0.0)
 FEWEST = 2 * FEWEST_STEPS + 1
@@ -97,27 +92,14 @@ class _Told(BaseModel):
         return params
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a rank is among the nodes."""
-
-    nodes: int
-    leads: bool
-    """Whether it is the first of its node, which reads the sensors."""
-    gpus: list[str] | None
-    """Addresses of the GPUs on which the loops of its node compute; ``None`` if torch uses none so far, ``[]`` where CPUs are asked for."""
-    family: list[int]
-    """Processes that, with their descendants, are the loop's on this node; empty if they cannot see each other."""
-
-
 class OwnLoop:
     """What ``caraml.measure`` gives the loop."""
 
-    def __init__(self, point: Point, facts: Facts, out: Path, ranks: Ranks, place: _Place) -> None:
+    def __init__(self, point: Point, facts: Facts, out: Path, ranks: Ranks, place: RankPlace) -> None:
         self.record: Record | None = None
         """What came out, on rank 0 after the ``with`` block."""
         self._point, self._facts, self._out, self._ranks = point, facts, out, ranks
-        self._device = _device()
+        self._device = device_in_use()
         self._before = self._peaks()
         self._items: list[int] = []
         self._process, self._one_at_a_time, self._ended = os.getpid(), threading.RLock(), False
@@ -157,7 +139,7 @@ class OwnLoop:
                 return False
             self._items.append(int(items))
             self._ranks.steps = len(self._items)
-            if len(self._items) == 1 and (now_on := _device().torch_device) != self._device.torch_device:
+            if len(self._items) == 1 and (now_on := device_in_use().torch_device) != self._device.torch_device:
                 fault = f"caraml.measure: found a loop on {now_on}, and on {self._device.torch_device} when its block began"
                 raise InputError(fault, "begin the block once the model is on its device: who times the steps is chosen then")
             return self._loop.step_ended(_NOTHING)
@@ -349,9 +331,9 @@ def measure(
     given = {"name": name, "item": item, "params": params, "precision": precision, "flops_per_item": flops_per_item}
     told = checked("caraml.measure", {**given, "parameters": parameters}, _Told)
     policy = _policy(policy)
-    ranks = _ranks()
-    place = _place(ranks)
-    folder = _writable(Path(out if out is not None else os.environ.get(RESULTS) or "caraml-results"), ranks)
+    ranks = ranks_in_use()
+    place = place_of(ranks)
+    folder = results_folder(out, ranks)
     system = detect()
     point = Point(
         suite="own",
@@ -360,7 +342,7 @@ def measure(
         params={"name": name, **(told.params or {})},
         system=system.name,
         device=system.identity,
-        device_class="cpu" if isinstance(_device(), CpuDevice) else "gpu",
+        device_class="cpu" if isinstance(device_in_use(), CpuDevice) else "gpu",
         software=f"caraml {__version__}, torch {metadata.version('torch')}",
         nodes=place.nodes,
         devices=ranks.world // place.nodes,
@@ -412,76 +394,3 @@ def _policy(policy: Policy | None) -> Policy:
             f"caraml.Policy: {', '.join(epochs)}: only for trainings of CARAML's own, which know what an epoch is", "leave it out"
         )
     return policy
-
-
-def _writable(out: Path, ranks: Ranks) -> Path:
-    """The folder of the results, made where it is missing. Collective: an error before the training, not after it."""
-    trouble = None
-    if ranks.rank == 0:
-        try:
-            make_folder(out / "points")
-            if not writable(out / "points"):
-                trouble = "it may not be written to"
-        except OSError as error:
-            trouble = error.strerror or str(error)
-        except InputError as error:  # raised here, it would leave the other ranks waiting
-            trouble = error.line
-    out = out.absolute()  # the loop may go to another folder
-    trouble = ranks.gather(trouble)[0]
-    if trouble is not None:
-        raise EnvironmentUnfitError(f"{out}: no results can be written there: {trouble}", f"out=FOLDER, or export {RESULTS}=FOLDER")
-    return out
-
-
-def _place(ranks: Ranks) -> _Place:
-    """Collective. A launcher may show every rank its own GPU alone, so that none knows those of its node by itself."""
-    device = _device()
-    mine = gpus([device.torch_device.index]) if isinstance(device, CudaDevice) else []
-    everyone = ranks.gather([node_key(), mine, *_process(ranks.world)])
-    keys = [key for key, *_ in everyone]
-    counts = {key: keys.count(key) for key in keys}
-    if len(set(counts.values())) > 1:
-        found = ", ".join(f"{count} on {key.partition(':')[0]}" for key, count in counts.items())
-        raise InputError(f"found nodes with different numbers of ranks: {found}; expected as many on each")
-    used = [address for key, addresses, *_ in everyone if key == node_key() for address in addresses]
-    here = [(process, space) for key, _, process, space in everyone if key == node_key()]
-    family = sorted({process for process, _ in here}) if len({space for _, space in here}) == 1 else []
-    unused: list[str] | None = [] if families.forced() == "cpu" else None  # else the loop, or another framework, may use them
-    accelerator = isinstance(device, AcceleratorDevice)
-    sensors = sensors_of(device.torch_device, counts[node_key()]) if accelerator else list(dict.fromkeys(used)) or unused
-    return _Place(len(counts), keys.index(node_key()) == ranks.rank, sensors, family)
-
-
-def _process(world: int) -> tuple[int, str]:
-    """This rank's process, of several ranks what it was started by (one for all of a node, or a shell or a container's runtime for each),
-    and what its number counts in: processes in containers may not see each other."""
-    parent = os.getppid() if world > 1 else 0
-    try:
-        space = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 -- no path
-    except OSError:
-        space = ""
-    return parent if parent > 1 else os.getpid(), space
-
-
-def _device() -> Device:
-    """The accelerator that this process uses, if it uses one, else the CPU."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return CudaDevice(torch.cuda.current_device())
-    kind = accelerator_type()
-    if kind in (None, "cuda"):
-        return CpuDevice()
-    device = AcceleratorDevice(kind, torch.accelerator.current_device_index())
-    holds = getattr(torch.get_device_module(kind), "current_allocated_memory", device.peak_memory)  # Apple's keeps no peak
-    return device if holds() else CpuDevice()
-
-
-def _ranks() -> Ranks:
-    """The loop's own ranks; they agree over a gloo group of the hosts, which puts no work into a device's queue."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return LooseRanks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")), dist.new_group(backend="gloo"))
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InputError(
-            f"{os.environ['WORLD_SIZE']} ranks run this loop, and they cannot agree on a window",
-            "call torch.distributed.init_process_group() before caraml.measure",
-        )
-    return Ranks()
