@@ -117,11 +117,11 @@ def workloads() -> str:
 
     short = {name: alias for alias, name in WORKLOAD_ALIASES.items()}
     parts = []
-    for name in WORKLOADS:
-        workload = load_workload(name)
+    for name, title in WORKLOADS.items():
         alias = f" Short name: `{short[name]}`." if name in short else ""
-        needs = f" Needs the packages {', '.join(f'`{package}`' for package in workload.packages)}." if workload.packages else ""
-        parts += [f"## {name}", f"{workload.title[0].upper()}{workload.title[1:]}.{alias}{needs}", keys(workload.params)]
+        packages = load_workload(name).packages
+        needs = f" Needs the packages {', '.join(f'`{package}`' for package in packages)}." if packages else ""
+        parts += [f"## {name}", f"{title[0].upper()}{title[1:]}.{alias}{needs}", keys(load_workload(name).params)]
     return "\n\n".join(parts)
 
 

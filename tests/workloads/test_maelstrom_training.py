@@ -127,5 +127,5 @@ def test_every_application_runs_without_files(name: str, params: dict[str, Any])
 
 def test_short_names_are_the_same_workloads() -> None:
     assert load_workload("ap3") is load_workload("radiation_emulation")
-    trained = {*WORKLOADS} - {"command"}  # which needs a program
+    trained = WORKLOADS.keys() - {"command"}  # which needs a program
     assert all(load_workload(name).params.model_validate({}) is not None for name in trained)

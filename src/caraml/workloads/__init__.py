@@ -18,21 +18,21 @@ from caraml.workloads.base import Workload
 if TYPE_CHECKING:
     import torch
 
-WORKLOADS = (
-    "gpt",
-    "image_classification",
-    "question_answering",
-    "image_compression",
-    "temperature_postprocessing",
-    "tweet_rain_classification",
-    "radiation_emulation",
-    "ensemble_postprocessing",
-    "downscaling_gan",
-    "regime_clustering",
-    "atmorep",
-    "command",
-)
-"""CARAML's own, in the order in which they are listed; each has a folder, or a file, of its name."""
+WORKLOADS: dict[str, str] = {
+    "gpt": "decoder-only GPT, next-token prediction on text (CARAML's LLM training)",
+    "image_classification": "any timm network, ImageNet-like images (CARAML's ResNet-50)",
+    "question_answering": "BERT with a span head on SQuAD (PEARC '22)",
+    "image_compression": "residual autoencoder that reconstructs 28 x 28 digits (PEARC '22)",
+    "temperature_postprocessing": "ap1: U-Net for quantiles of the temperature forecast's error",
+    "tweet_rain_classification": "ap2: DeBERTa-v3-small, does a tweet tell of rain",
+    "radiation_emulation": "ap3: 1-D CNN for radiative fluxes of columns, physics head",
+    "ensemble_postprocessing": "ap4: U-Net for mean and spread of a corrected ensemble",
+    "downscaling_gan": "ap5: Wasserstein GAN that adds detail to temperature fields",
+    "regime_clustering": "ap6: DeepCluster v2, ResNet-50 on 25 fields, spherical k-means",
+    "atmorep": "transformer over temperature and wind that fills in masked tokens",
+    "command": "any program: argument templates, its own metrics, energy over the run or between two marks",
+}
+
 _WEATHER = (*WORKLOAD_ALIASES.values(), "atmorep")
 _PROOF = {"known": "caraml.verify"}
 """Work of known truth, for `caraml verify`; nobody trains it, so it is not in the catalogue."""
@@ -83,7 +83,7 @@ def software_of(name: str) -> str | None:
 
 def titles() -> dict[str, str]:
     """Every workload by name with its title, or with the reason why it cannot be used."""
-    found = {name: load_workload(name).title for name in WORKLOADS}
+    found = dict(WORKLOADS)
     for plugin in workload_plugins().values():
         try:
             found.setdefault(plugin.name, f"{workload_of(plugin).title} ({plugin.package})")

@@ -190,6 +190,4 @@ def _no_task(context: BuildContext[Params]) -> NoReturn:
     raise InputError("a command is not trained by the engine", "python -m caraml.worker.command FOLDER")
 
 
-WORKLOAD = Workload(
-    title="any program: argument templates, its own metrics, energy over the run or between two marks", params=Params, build=_no_task
-)
+WORKLOAD = Workload(title="any program, measured from outside", params=Params, build=_no_task)

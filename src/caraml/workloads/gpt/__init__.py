@@ -394,6 +394,4 @@ def check(params: Params, folder: Path) -> None:
         TokenSamples(IndexedTokens(folder / params.corpus), params.sequence_length, params.vocab_size)[0]
 
 
-WORKLOAD = Workload(
-    title="decoder-only GPT, next-token prediction on text (CARAML's LLM training)", params=Params, build=build, check=check
-)
+WORKLOAD = Workload(title="GPT, next-token prediction", params=Params, build=build, check=check)

@@ -336,7 +336,7 @@ def check(params: Params, folder: Path) -> None:
             trained = classes
 
 
-WORKLOAD = Workload(title="any timm network, ImageNet-like images (CARAML's ResNet-50)", params=Params, build=build, check=check)
+WORKLOAD = Workload(title="image classification", params=Params, build=build, check=check)
 
 
 REFERENCE_BATCH = 256

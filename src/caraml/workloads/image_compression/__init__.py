@@ -27,6 +27,4 @@ class Params(FrozenModel):
     epoch_images: int = Field(PEARC_IMAGES, ge=1, description="images of the epoch that `energy_per_epoch` speaks of")
 
 
-WORKLOAD = Workload(
-    title="residual autoencoder that reconstructs 28 x 28 digits (PEARC '22)", params=Params, build=later(f"{__name__}.training", "build")
-)
+WORKLOAD = Workload(title="image compression", params=Params, build=later(f"{__name__}.training", "build"))

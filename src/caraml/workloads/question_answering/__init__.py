@@ -213,4 +213,4 @@ def f1(found: str, truth: str) -> float:
     return 2 * common / (len(words) + len(true_words))
 
 
-WORKLOAD = Workload(title="BERT with a span head on SQuAD (PEARC '22)", params=Params, build=build, packages=("transformers",), check=check)
+WORKLOAD = Workload(title="question answering", params=Params, build=build, packages=("transformers",), check=check)

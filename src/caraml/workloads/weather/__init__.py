@@ -167,25 +167,23 @@ def _once(samples: MapDataset, batch_size: int, device: torch.device) -> Iterato
         yield next(to_device(iter([batch]), device))
 
 
-def _workload(name: str, title: str, params: type[WeatherParams], *packages: str, own_check: bool = False) -> tuple[str, Workload[Any]]:
+def _workload(name: str, title: str, params: type[WeatherParams], *packages: str, own_check: bool = False) -> Workload[Any]:
     module = f"{__name__}.{name}"
     check = later(module, "check") if own_check else partial(check_files, name)
-    return name, Workload(title, params, later(module, "build"), ("h5netcdf", "h5py", *packages), check)
+    return Workload(title, params, later(module, "build"), ("h5netcdf", "h5py", *packages), check)
 
 
-WORKLOADS = dict(
-    (
-        _workload("temperature_postprocessing", "ap1: U-Net for quantiles of the temperature forecast's error", TemperatureParams),
-        _workload(
-            "tweet_rain_classification", "ap2: DeBERTa-v3-small, does a tweet tell of rain", TweetParams, "transformers", own_check=True
-        ),
-        _workload("radiation_emulation", "ap3: 1-D CNN for radiative fluxes of columns, physics head", RadiationParams),
-        _workload("ensemble_postprocessing", "ap4: U-Net for mean and spread of a corrected ensemble", EnsembleParams, own_check=True),
-        _workload("downscaling_gan", "ap5: Wasserstein GAN that adds detail to temperature fields", DownscalingParams),
-        _workload("regime_clustering", "ap6: DeepCluster v2, ResNet-50 on 25 fields, spherical k-means", RegimeParams),
-        _workload("atmorep", "transformer over temperature and wind that fills in masked tokens", AtmoRepParams),
-    )
-)
+WORKLOADS = {
+    "temperature_postprocessing": _workload("temperature_postprocessing", "temperature post-processing, U-Net", TemperatureParams),
+    "tweet_rain_classification": _workload(
+        "tweet_rain_classification", "tweet rain classification, DeBERTa-v3-small", TweetParams, "transformers", own_check=True
+    ),
+    "radiation_emulation": _workload("radiation_emulation", "radiation emulation, 1-D CNN", RadiationParams),
+    "ensemble_postprocessing": _workload("ensemble_postprocessing", "ensemble post-processing, U-Net", EnsembleParams, own_check=True),
+    "downscaling_gan": _workload("downscaling_gan", "downscaling, WGAN-GP", DownscalingParams),
+    "regime_clustering": _workload("regime_clustering", "weather-regime clustering, DeepCluster v2", RegimeParams),
+    "atmorep": _workload("atmorep", "AtmoRep-style multi-field transformer", AtmoRepParams),
+}
 
 
 Size = Literal["tiny", "small"]
