@@ -5,10 +5,12 @@ Pure functions: the same readings always give the same numbers, during a run or 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
-from caraml.power.estimate import counter_energy, power_energy, without_spikes
+from caraml.power.estimate import MARGIN, counter_energy, max_power, power_energy
 from caraml.power.model import BLOCKING, BOUNDARIES, SOME, BoundaryEnergy, Channel, ChannelEnergy, WindowEnergy
 from caraml.power.source import BUILT_IN
 from caraml.power.store import ReadingSeries, SeriesEstimate
@@ -47,7 +49,7 @@ def domain_energy(views: list[ChannelReadings], start: float, end: float) -> Cha
     views = [m for m in views if m is not apparent]
     counter = next((m for m in views if m.channel.kind == "energy"), None)
     powers = sorted((m for m in views if m.channel.kind != "energy"), key=lambda m: m.channel.kind != "power_instant")
-    power = replace(powers[0], series=without_spikes(powers[0].series, powers[0].channel)) if powers else None
+    power = replace(powers[0], series=_without_spikes(powers[0].series, powers[0].channel)) if powers else None
     main = counter or power
     if main is None:
         assert apparent is not None, "a domain has at least one channel"
@@ -88,6 +90,18 @@ def _with_apparent(result: ChannelEnergy, apparent: ChannelReadings, start: floa
         assert seen.bound_j is not None, "an integral has its bound"
         result.mean_va, result.bound_va, result.peak_va = seen.energy_j / (end - start), seen.bound_j / (end - start), seen.peak_w
     return result
+
+
+def _without_spikes(series: ReadingSeries, channel: Channel) -> ReadingSeries:
+    """The readings of power without single ones that are beyond any plausible power: some drivers and controllers show all ones for a
+    moment. Where a neighbour is as high, so may the power be."""
+    highest = MARGIN * max_power(channel)
+    high = [value > highest for value in series.value]
+    if not any(high):
+        return series
+    around = zip([False, *high], high, [*high[1:], False], strict=False)
+    kept = [not own or before or after for before, own, after in around]
+    return ReadingSeries(*(array("d", compress(column, kept)) for column in (series.t, series.half, series.value)))
 
 
 def _described(measured: ChannelReadings, estimate: SeriesEstimate, start: float, end: float) -> ChannelEnergy:

@@ -17,7 +17,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import compress, pairwise
+from itertools import pairwise
 
 from caraml.power.model import Channel
 from caraml.power.store import ReadingSeries, SeriesEstimate, doubles, interpolate, silent, usable_shift
@@ -324,18 +324,6 @@ def sampling_bound(t: list[float], power: list[float], period: float = 0.0) -> f
 def trapezoid(t: list[float], power: list[float]) -> float:
     """Integral of the straight lines through the points [J]."""
     return sum((b - a) * (p + q) / 2 for (a, p), (b, q) in pairwise(zip(t, power, strict=True)))
-
-
-def without_spikes(series: ReadingSeries, channel: Channel) -> ReadingSeries:
-    """The readings of power without single ones that are beyond any plausible power: some drivers and controllers show all ones for a
-    moment. Where a neighbour is as high, so may the power be."""
-    highest = MARGIN * max_power(channel)
-    high = [value > highest for value in series.value]
-    if not any(high):
-        return series
-    around = zip([False, *high], high, [*high[1:], False], strict=False)
-    kept = [not own or before or after for before, own, after in around]
-    return ReadingSeries(*(array("d", compress(column, kept)) for column in (series.t, series.half, series.value)))
 
 
 def power_energy(series: ReadingSeries, channel: Channel, start: float, end: float, interval: float) -> SeriesEstimate:
