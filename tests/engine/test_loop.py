@@ -90,6 +90,7 @@ def test_a_window_ends_with_the_last_step_of_a_loop_that_ends(steps: int) -> Non
     assert len(measured.rows) == steps and len(inside) >= 4
     length = measured.end - measured.begin
     assert length == pytest.approx(sum(inside.seconds), rel=1e-6) and length < 0.06 * len(inside)
+    assert measured.waits[1] is None, "ranks meet after their last steps, however far apart these were"
 
 
 @pytest.mark.parametrize(("at_most", "expected"), [(60.0, 10.0), (4.0, 4.0)])

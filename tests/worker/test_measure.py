@@ -538,6 +538,19 @@ def test_a_loop_that_is_too_short_says_how_long_it_must_be(tmp_path: Path, steps
         for _ in range(steps):
             m.step(1)
     assert m.record is not None and re.search(words, m.record.reason or ""), m.record.reason
+    assert not steps or len(read_table(Store(tmp_path).folder(m.record) / m.record.files["steps"])["step"]) == steps, "each once"
+
+
+def test_a_loop_that_is_too_short_for_its_window_says_so(tmp_path: Path) -> None:
+    policy = QUICK.model_copy(update={"warm_up_max_seconds": 0.0, "min_seconds": 5.0})
+    with caraml.measure("short", out=tmp_path, policy=policy) as m:
+        while not m._loop._rows.of_phase("warm_up") or m._loop._timer.launched < 3:
+            m.step(1)
+    steps = m._loop.steps
+    assert m.record is not None and m.record.reason == (
+        f"the loop ended after {steps} steps, 3 of them in its window: 4 are needed there, or 9 before it"
+    )
+    assert len(read_table(Store(tmp_path).folder(m.record) / m.record.files["steps"])["step"]) == steps
 
 
 @pytest.mark.parametrize("items", [2.5, True, "8", float("nan"), None, torch.tensor(4), 10**16])

@@ -98,6 +98,7 @@ class MeasuringLoop:
             self._close_window()
             begin, end = self._window  # what the owner did after its last step is no part of it
             self._window = begin, min(end, begin + sum(self._timer.finished()))
+            self._waits = self._waits[0], None  # for those who left their loops later: that bounds no distance of last steps
         elif self._look in (self._look_at_warm_up, self._look_at_window):
             self._late_window()
 
@@ -243,6 +244,7 @@ class MeasuringLoop:
         for seconds, data_wait in zip(self._timer.finished(), self._outcomes.data_waits[self._first_outcome :], strict=True):
             self._rows.append(StepRow(phase, start, seconds, data_wait))
             start += seconds
+        self._first_outcome = len(self._outcomes)  # what fails from here on leaves no further rows to be rescued
 
 
 Validate = Callable[[], tuple[float | None, float | None]]

@@ -172,7 +172,10 @@ class OwnLoop:
         elif not self._loop.steps:
             self._fail("failed", "the loop ended without a step: call m.step(items) at the end of each")
         else:
-            self._fail("failed", f"the loop ended after {count(self._loop.steps, 'step')}, which are too few; {_LATE}")
+            inside = len(self._loop.so_far().of_phase("after"))
+            late = f", {inside} of them in its window: {FEWEST_STEPS} are needed there, or {FEWEST} before it"
+            late = late if inside else f", which are too few; {_LATE}"
+            self._fail("failed", f"the loop ended after {count(self._loop.steps, 'step')}{late}")
 
     # -- the record ----------------------------------------------------------------------------------------------------
 
