@@ -144,6 +144,17 @@ def test_what_a_counter_makes_up_for_is_no_restart() -> None:
     assert (found.bound_j or 0.0) < 0.15 * 7000
 
 
+def test_a_standstill_that_began_before_the_window_and_is_made_up_for_is_flagged() -> None:
+    """The counter shows five seconds of work at once within the window, of which one is the window's."""
+    sensor = channel("energy", update_period_s=0.1, max_power_w=800.0)
+    series = changed(regular(sensor, 300.0, 9.0), lambda t, v: 1800.0 if t < 10.95 else v)
+    found = counter_energy(series, sensor, *WINDOW)
+    assert found.energy_j == pytest.approx(4200, abs=60) and found.flags == {"frozen"}
+    assert found.energy_j == pytest.approx(3000, abs=found.bound_j)
+    at_rest = changed(regular(sensor, 300.0, 9.0), lambda t, v: max(v, 3000.0))
+    assert counter_energy(at_rest, sensor, *WINDOW).flags == set(), "0 W until the window begins"
+
+
 def test_one_joule_steps_of_a_slow_counter() -> None:
     sensor = channel("energy", update_period_s=0.1, resolution=1.0, boundary="node_dc", max_power_w=None)
     draw = random.Random(4)

@@ -124,21 +124,26 @@ def _interpolation_bound(t: Sequence[float], energy: Sequence[float], at: float,
 
 
 def _stuck(counter: Counter, channel: Channel, start: float, end: float) -> float:
-    """Time in the window during which the counter stood still and did not catch up afterwards [s]."""
+    """Time in the window during which the counter stood still and did not catch up afterwards [s].
+
+    Also that of a standstill that began before the window: how much of the energy that it catches up with is the window's, nobody knows.
+    """
     first, last = max(bisect_right(counter.t, start) - 1, 0), min(bisect_left(counter.t, end), len(counter.t) - 1)
     total = counter.t[last] - counter.t[first]
     typical = (counter.energy[last] - counter.energy[first]) / total if total > 0 else 0.0
+    before = bisect_left(counter.energy, counter.energy[first])  # since when the counter shows what it does at the start
     stuck, i = 0.0, first
     while i < last:
         j = i
         while j < last and counter.energy[j + 1] <= counter.energy[i]:
             j += 1
-        flat = counter.t[j] - counter.t[i]
-        if flat > _patience(channel):
-            span = counter.t[min(j + 1, last)] - counter.t[i]
-            rise = counter.energy[min(j + 1, last)] - counter.energy[i]
-            if rise < 0.5 * typical * span or rise == 0:
-                stuck += flat
+        flat, span = counter.t[j] - counter.t[i], counter.t[min(j + 1, last)] - counter.t[i]
+        rise = counter.energy[min(j + 1, last)] - counter.energy[i]
+        earlier = counter.t[i] - counter.t[before] if i == first else 0.0
+        if flat > _patience(channel) and (rise < 0.5 * typical * span or rise == 0):
+            stuck += flat
+        elif earlier > 0 and earlier + flat > _patience(channel) and rise > 0.5 * typical * (earlier + span):
+            stuck += earlier + flat
         i = max(j, i + 1)
     return min(stuck, end - start)
 
