@@ -376,7 +376,7 @@ class Pair(LooseRanks):
             raise RuntimeError("Timed out waiting 60000ms for send operation to complete" if patience else "Connection closed by peer")
         return [mine, [0, min(self.steps, self.ends_at), int(self.steps > self.ends_at or mine[2])]]
 
-    def _store(self) -> Any:  # type: ignore[override]
+    def _store(self) -> Any:
         add = lambda key, more: self.kept.__setitem__(key, self.kept.get(key, 0) + more) or self.kept[key]  # noqa: E731
         return SimpleNamespace(set=self.kept.__setitem__, get=self.kept.get, check=lambda keys: keys[0] in self.kept, add=add)
 
@@ -439,6 +439,20 @@ def test_the_group_of_a_loop_is_gone_after_it() -> None:
         assert len([*files.iterdir()]) <= before
     finally:
         dist.destroy_process_group()
+
+
+def test_a_loop_may_destroy_its_groups_before_the_block_ends() -> None:
+    """As programs do at the end of their training."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        ranks = LooseRanks(0, 1, 0, dist.new_group(backend="gloo"))
+    finally:
+        dist.destroy_process_group()
+    ranks.ends(60.0)
+    with ranks.telling() as first:
+        assert first
+    assert ranks.gather(7) == [7]
+    ranks.leave()
 
 
 APART = """

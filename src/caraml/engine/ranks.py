@@ -154,6 +154,8 @@ class LooseRanks(Ranks):
     def __init__(self, rank: int, world: int, local_rank: int, hosts: dist.ProcessGroup | None) -> None:
         super().__init__(rank, world, local_rank, hosts)
         self._key = f"caraml/loop/{next(_loops)}"
+        # kept: a loop may end with destroy_process_group(), after which there is no default group to ask for it
+        self._kept = None if hosts is None else dist.distributed_c10d._get_default_store()
 
     def agree(self, value: int) -> int:
         """Rank 0's value, on every rank. Raises ``InputError``, on every rank, where one has left the loop or is at another step."""
@@ -181,9 +183,10 @@ class LooseRanks(Ranks):
 
     def leave(self) -> None:
         """Give up the loop's own group, which no other loop needs: each holds files and threads."""
-        group, self.hosts = self.hosts, None  # as long as anything refers to it, it keeps them
+        group, self.hosts, self._kept = self.hosts, None, None  # as long as anything refers to it, it keeps them
         if group is not None:
-            dist.destroy_process_group(group)
+            with contextlib.suppress(ValueError):  # the loop has destroyed all groups
+                dist.destroy_process_group(group)
 
     def _meet(self, value: int, *, ended: bool = False, patience: float | None = None) -> int:
         try:
@@ -217,9 +220,8 @@ class LooseRanks(Ranks):
         self.hosts.allgather([rows], [given], options).wait()
         return [row.tolist() for row in rows]
 
-    @staticmethod
-    def _store() -> Any:
-        return dist.distributed_c10d._get_default_store()
+    def _store(self) -> Any:
+        return self._kept
 
 
 def _apart(places: list[str]) -> InputError:
