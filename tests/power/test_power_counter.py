@@ -15,6 +15,7 @@ from caraml.power.energy import ChannelReadings, domain_energy, window_energy
 from caraml.power.estimate import counter_energy, power_energy, unwrap
 from caraml.power.model import Channel, WindowEnergy
 from caraml.power.signals import Constant, Square, Telegraph
+from caraml.power.source import with_apparent
 from caraml.power.store import ReadingSeries, silent
 
 WINDOW = (10.0, 20.0)
@@ -116,14 +117,22 @@ def test_a_pause_over_the_end_of_the_work_has_what_it_hides_in_the_bound() -> No
     assert (found.bound_j or 0.0) < 0.15 * 3000
 
 
-def test_one_reading_of_power_beyond_all_measure_is_none() -> None:
-    sensor = channel("power_instant", max_power_w=800.0)
-    series = changed(regular(sensor), lambda t, v: 2.0**32 if abs(t - 15) < 0.01 else v)
-    found = domain_energy([ChannelReadings(sensor, series)], *WINDOW)
+@pytest.mark.parametrize("edge", [10.0, 15.0, 20.0])
+def test_one_value_of_power_beyond_all_measure_is_none(edge: float) -> None:
+    """Also where the sensor holds it while it is read several times, and of apparent power."""
+    sensor = channel("power_instant", update_period_s=0.1, max_power_w=800.0)
+    series = changed(regular(sensor, step=0.02), lambda t, v: 2.0**32 if 0 <= t - edge < 0.09 else v)
+    found = domain_energy([ChannelReadings(each, series) for each in (sensor, with_apparent(sensor))], *WINDOW)
     assert found.energy_j == pytest.approx(2500) and found.peak_w == pytest.approx(250)
-    lasting = changed(regular(sensor), lambda t, v: 2500.0 if t > 14 else v)
-    found = domain_energy([ChannelReadings(sensor, lasting)], *WINDOW)
-    assert found.peak_w == 2500, "where all readings say so, the limit is wrong"
+    assert found.mean_va == pytest.approx(250) and found.peak_va == pytest.approx(250) and found.missed > 0
+
+
+@pytest.mark.parametrize("high", [lambda t: t > 14, lambda t: t % 1 < 0.05 or 17 < t < 18], ids=["lasts", "mostly single readings"])
+def test_a_power_that_stays_beyond_the_limit_of_its_device_counts(high: Callable[[float], bool]) -> None:
+    sensor = channel("power_instant", max_power_w=800.0)
+    series = changed(regular(sensor), lambda t, v: 2500.0 if high(t) else v)
+    found = domain_energy([ChannelReadings(sensor, series)], *WINDOW)
+    assert found.peak_w == 2500 and found.energy_j == pytest.approx(power_energy(series, sensor, *WINDOW, 0.1).energy_j)
 
 
 def test_a_counter_slower_than_declared_is_found_out() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
+from itertools import compress, groupby
 
 from caraml.power.estimate import MARGIN, counter_energy, max_power, power_energy
 from caraml.power.model import BLOCKING, BOUNDARIES, SOME, BoundaryEnergy, Channel, ChannelEnergy, WindowEnergy
@@ -45,11 +45,12 @@ class ChannelReadings:
 
 def domain_energy(views: list[ChannelReadings], start: float, end: float) -> ChannelEnergy:
     """Energy of one domain from all channels that show it: the counter is the result, power the cross-check."""
+    views = [m if m.channel.kind == "energy" else _without_spikes(m, start, end) for m in views]
     apparent = next((m for m in views if m.channel.kind == "apparent_va"), None)
     views = [m for m in views if m is not apparent]
     counter = next((m for m in views if m.channel.kind == "energy"), None)
     powers = sorted((m for m in views if m.channel.kind != "energy"), key=lambda m: m.channel.kind != "power_instant")
-    power = replace(powers[0], series=_without_spikes(powers[0].series, powers[0].channel)) if powers else None
+    power = powers[0] if powers else None
     main = counter or power
     if main is None:
         assert apparent is not None, "a domain has at least one channel"
@@ -92,16 +93,18 @@ def _with_apparent(result: ChannelEnergy, apparent: ChannelReadings, start: floa
     return result
 
 
-def _without_spikes(series: ReadingSeries, channel: Channel) -> ReadingSeries:
-    """The readings of power without single ones that are beyond any plausible power: some drivers and controllers show all ones for a
-    moment. Where a neighbour is as high, so may the power be."""
+def _without_spikes(measured: ChannelReadings, start: float, end: float) -> ChannelReadings:
+    """The readings of power without those beyond any plausible power, which count as missed: some drivers and controllers show all ones
+    for a moment. Where the sensor says so for longer than it holds one value, the power is that high, and the limit is wrong."""
+    series, channel = measured.series, measured.channel
     highest = MARGIN * max_power(channel)
-    high = [value > highest for value in series.value]
-    if not any(high):
-        return series
-    around = zip([False, *high], high, [*high[1:], False], strict=False)
-    kept = [not own or before or after for before, own, after in around]
-    return ReadingSeries(*(array("d", compress(column, kept)) for column in (series.t, series.half, series.value)))
+    kept = [value <= highest for value in series.value]
+    runs = [list(run) for plausible, run in groupby(range(len(kept)), kept.__getitem__) if not plausible]
+    if not runs or any(series.t[run[-1]] - series.t[run[0]] > channel.update_period_s for run in runs):
+        return measured
+    plausible = ReadingSeries(*(array("d", compress(column, kept)) for column in (series.t, series.half, series.value)))
+    lost = series.count(start, end) - plausible.count(start, end)
+    return replace(measured, series=plausible, missed=measured.missed + lost)
 
 
 def _described(measured: ChannelReadings, estimate: SeriesEstimate, start: float, end: float) -> ChannelEnergy:

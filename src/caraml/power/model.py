@@ -45,8 +45,8 @@ ENERGY_FLAGS: dict[str, str] = {
     "shared_device": "the sensor covers other users as well; `users` names them",
     "mig_parent": "the sensor speaks of the whole GPU, not of the partition that was used",
     "dual_die_parent": "the sensor speaks of both dies of the package",
-    "counter_power_mismatch": "the counter and the integral of power differ by more than 10 % (45 % of a power of the moment "
-    "that is new less than twice per reading: a load may repeat with it) and by more than twice their bounds",
+    "counter_power_mismatch": "the counter and the integral of power differ by more than twice the sum of their bounds, and by more than "
+    "10 %, or 45 % where the power sensor takes its values at regular instants of its own, with which a load may repeat",
     "clock_step": "the wall clock was set while the window was open; nothing is computed from it",
     "suspended": "the machine was suspended inside the window",
     "estimated": "a model, not a sensor",
@@ -169,7 +169,7 @@ class ChannelEnergy:
     readings: int = 0
     """Readings inside the window."""
     missed: int = 0
-    """Reads that failed, and ticks that were skipped, inside the window."""
+    """Reads that failed, ticks that were skipped, and readings beyond any plausible power, inside the window."""
     coverage: float = 0.0
     """Share of the window that the readings cover (0 to 1)."""
     users: list[str] = field(default_factory=list)
