@@ -12,6 +12,7 @@ from typing import Any, Literal, NoReturn, cast
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 
 from caraml import verify as known
 from caraml.base.errors import InputError
@@ -288,13 +289,28 @@ ROWS = torch.ones(3, 5)
         ([ROWS, (ROWS[:, 0],)], {}, "3 samples"),
         ({"a": {"x": ROWS}, "n": torch.tensor(4), "name": "b"}, {}, "3 samples"),
         (ROWS, {"samples_in": lambda batch: batch.shape[1]}, "5 samples"),
+        (pack_sequence([torch.ones(4)]), {}, "1 sample"),
+        (pack_sequence([torch.ones(7)] * 4), {}, None),
         (torch.ones(4, 5), {}, None),
         ([torch.ones(4, 5), ROWS], {}, None),  # a graph's nodes and edges, say
         (["text"] * 3, {}, None),
         (torch.ones(5, 4), {"samples_in": lambda batch: batch.shape[1]}, None),
         (ROWS, {"own_step": lambda tools: None}, None),
     ],
-    ids=["rows", "a last one", "pair", "tables", "said", "whole", "of no one size", "no tensors", "time first", "own step"],
+    ids=[
+        "rows",
+        "a last one",
+        "pair",
+        "tables",
+        "said",
+        "packed, one",
+        "packed",
+        "whole",
+        "of no one size",
+        "no tensors",
+        "time first",
+        "own step",
+    ],
 )
 def test_a_batch_of_another_size_than_the_rate_counts_ends_the_point(
     batch: Any, further: dict[str, Any], found: str | None, tmp_path: Path, make_point: MakePoint

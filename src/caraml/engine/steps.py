@@ -11,6 +11,7 @@ from itertools import compress
 from typing import Any, Literal, get_args
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 from torch.optim.lr_scheduler import LambdaLR
 
 from caraml.base.errors import InputError
@@ -165,14 +166,16 @@ class Batches:
 
 
 def samples_in(batch: Any) -> int | None:
-    """Samples of a batch: the first dimension of its tensors, wherever in lists, tuples and dictionaries they are. ``None`` where they
-    have several, as in a graph, or there is none."""
+    """Samples of a batch: the first dimension of its tensors, wherever in lists, tuples and dictionaries they are; of packed sequences
+    their number. ``None`` where that is not the same everywhere, as in a graph, or there is nothing to see it by."""
     found = {*_first_dimensions(batch)}
     return found.pop() if len(found) == 1 else None
 
 
 def _first_dimensions(part: Any) -> Iterator[int]:
-    if isinstance(part, list | tuple | Mapping):
+    if isinstance(part, PackedSequence):  # a tuple, too, of which one member has a number for each time step, in the host's memory
+        yield int(part.batch_sizes[0])
+    elif isinstance(part, list | tuple | Mapping):
         for inner in part.values() if isinstance(part, Mapping) else part:
             yield from _first_dimensions(inner)
     elif getattr(part, "ndim", 0):  # a tensor's, or an array's: known without a word from the device
