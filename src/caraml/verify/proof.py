@@ -54,7 +54,7 @@ QUIET = 0.05
 """Share of the CPU time that others may use, and of one CPU that the sampler may."""
 CLOCK_DRIFT = 1e-3
 _CLOCK_SECONDS, _CLOCK_TRIES, _MOST_PRODUCTS = 0.5, 5, 100_000
-"""Of the check of an accelerator's clock: how long it lasts at least, how often it is made at most, and of how many products."""
+"""Of the check of an accelerator's clock: least time that counts [s], most tries, and most products of a try."""
 COUNTER_MISMATCH = 0.05
 _WATCH_SECONDS = 1.5
 _CHILD_SECONDS = 60.0
@@ -169,10 +169,10 @@ def _gpu_findings(system: System, state: dict[str, Any]) -> list[Finding]:
 
 
 def accelerator_clock(device: Device, size: int = 2048) -> Finding:
-    """About a second of matrix products of ``size``, as those before tell that are waited for, by the accelerator's events and by the host.
+    """About a second of matrix products of ``size``, timed by the accelerator's events and by the host.
 
-    A GPU at rest takes its time to raise its clocks, so that the first of these stretches are too short to tell much. One in which the
-    clocks disagree is followed by another: the host may have been interrupted between its own clock and the mark.
+    How many products take a second is told by those timed before. A GPU at rest takes a while to raise its clocks, so the first numbers are
+    too low. Where the clocks disagree, the products are timed again: the host may have been interrupted between its own clock and the mark.
     """
     claim = "GPU clock against host clock"
     if not getattr(device, "events_tell_time", True):
