@@ -93,10 +93,10 @@ class Ranks:
         if self.world == 1:
             return [value]
         mine = torch.frombuffer(bytearray(_packed(value)), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
-        dist.all_gather(sizes, torch.tensor([len(mine)]), group=self.hosts)
+        sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.world)]
+        dist.all_gather(sizes, torch.tensor([len(mine)], device="cpu"), group=self.hosts)
         longest = max(int(size.item()) for size in sizes)
-        parts = [torch.empty(longest, dtype=torch.uint8) for _ in sizes]
+        parts = [torch.empty(longest, dtype=torch.uint8, device="cpu") for _ in sizes]
         dist.all_gather(parts, torch.nn.functional.pad(mine, (0, longest - len(mine))), group=self.hosts)
         return [_unpacked(bytes(part[: int(size.item())].numpy())) for part, size in zip(parts, sizes, strict=True)]
 
@@ -214,7 +214,7 @@ class LooseRanks(Ranks):
         options = dist.distributed_c10d.AllgatherOptions()
         if patience is not None:
             options.timeout = timedelta(seconds=patience)
-        given = torch.tensor(mine, dtype=torch.int64)
+        given = torch.tensor(mine, dtype=torch.int64, device="cpu")  # whatever torch.set_default_device says
         rows = [torch.empty_like(given) for _ in range(self.world)]
         assert self.hosts is not None
         self.hosts.allgather([rows], [given], options).wait()
