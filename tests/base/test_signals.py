@@ -51,6 +51,17 @@ def test_only_these_signals_and_only_meanwhile() -> None:
         signal.signal(signal.SIGUSR2, before[0])
 
 
+def test_a_handler_that_is_not_python_s_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a program that has Python within it: it cannot be set from here once it is gone."""
+    before = signal.getsignal(signal.SIGUSR1)
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, "getsignal", lambda number: None)
+        with on_signals((signal.SIGUSR1,), lambda number: None):
+            patched.undo()
+            assert signal.getsignal(signal.SIGUSR1) == before
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
 def test_in_another_thread_nothing_is_changed() -> None:
     found: list[object] = []
 

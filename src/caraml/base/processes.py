@@ -210,7 +210,7 @@ def _why_not(found: os.stat_result, good: bool, why: str) -> str | None:
 def on_signals(numbers: Collection[int], act: Callable[[int], object]) -> Iterator[None]:
     """Call ``act`` with the number of each of these signals that comes, at once, whatever the main thread waits for: in a thread of its
     own. Only the main thread may ask for it; in another, nothing happens. A signal that was ignored comes as well: scripts of points ignore
-    those that are meant for their programs.
+    those that are meant for their programs. One whose handler is not of Python's does not come: nothing could give it back.
 
     Python runs handlers in the main thread, between two of its instructions. A wait in the system is interrupted for them, but not by a
     signal that comes just before it begins, while the thread lets others run: the handler then runs when the wait is over.
@@ -229,7 +229,7 @@ def on_signals(numbers: Collection[int], act: Callable[[int], object]) -> Iterat
     thread = threading.Thread(target=listen, name="signals", daemon=True)
     thread.start()
     told_before = signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
-    before = {number: signal.signal(number, _nothing) for number in numbers}
+    before = {number: signal.signal(number, _nothing) for number in numbers if signal.getsignal(number) is not None}
     try:
         yield
     finally:
