@@ -227,6 +227,22 @@ def test_one_rank_of_several_that_failed_is_not_all_of_them(fails: bool, tmp_pat
 # -- where a loop goes while it is measured -----------------------------------------------------------------------------------------------
 
 
+def test_sensors_are_read_no_more_where_the_idle_baseline_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARAML_POWER", "fake:constant")
+    reading = lambda: [thread.name for thread in threading.enumerate() if thread.name.startswith("power-")]  # noqa: E731
+    found: list[str] = []
+
+    def interrupted(*_: Any) -> None:
+        found.extend(reading())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(own_loop, "quiet_baseline", interrupted)
+    before = reading()
+    with pytest.raises(KeyboardInterrupt), caraml.measure("early", out=tmp_path, policy=QUICK):
+        pytest.fail("the block began")
+    assert len(found) > len(before) and reading() == before
+
+
 def test_results_go_where_the_block_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()

@@ -109,11 +109,15 @@ class OwnLoop:
         self._started_at, self._origin = now(), time.monotonic()
         self._log = PhaseLog(self._origin, lambda phase: None)
         self._instruments: Instruments | None = None
-        with self._log.phase("idle"):
-            if place.leads:
-                self._instruments = Instruments(place.gpus, family=place.family)
-            self._device.synchronize()
-            quiet_baseline(ranks, self._instruments, point.measure.idle_seconds)
+        try:
+            with self._log.phase("idle"):
+                if place.leads:
+                    self._instruments = Instruments(place.gpus, family=place.family)
+                self._device.synchronize()
+                quiet_baseline(ranks, self._instruments, point.measure.idle_seconds)
+        except BaseException:  # Ctrl-C, say, where the program goes on, as in a notebook
+            self._stop_reading()
+            raise
         self._run_began = time.monotonic()
         edge = self._instruments.edge if self._instruments is not None else lambda: None
         self._loop = MeasuringLoop(self._device, ranks, point.measure, Hooks(phase=self._log.phase, edge=edge))
@@ -156,8 +160,11 @@ class OwnLoop:
             raise
         finally:
             self._ended = True
-            if self._instruments is not None:
-                self._instruments.meter.stop()
+            self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        if self._instruments is not None:
+            self._instruments.meter.stop()
 
     def _finish(self, error: BaseException | None) -> None:
         if error is None and not self.done:
