@@ -57,8 +57,8 @@ def over_nodes(windows: Mapping[str, WindowEnergy], *, alike: bool = True) -> Wi
 
     Args:
         windows: of one name, by node; the sum has the times of the first that was not killed.
-        alike: all stand for the same stretch: a node whose window is of another length (idle ones differ by what reading the sensors takes)
-            counts with its power over the first's. Otherwise with its energy, however long it worked.
+        alike: the windows stand for the same stretch of work: a node whose window is of another length (idle ones differ by what reading
+            the sensors takes) counts with its mean power over the first one's length. If not, with its energy, however long it worked.
 
     Bounds add linearly: sensors of one type err together. A channel's id has its node's name before it.
     """
