@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -151,3 +152,21 @@ def test_the_idle_baseline_waits_until_loaders_have_filled_their_queues(monkeypa
     assert began == [6, 6], "before the work nothing is waited for"
     read.measure_idle(5.0)
     assert began[2:] == [0, 0]
+
+
+def test_what_others_took_is_a_share_of_the_time_between_the_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is longer than the window of a loop of somebody's own that validates before it ends: ten times, here."""
+    now = [1000.0]
+    everyone = lambda family: instruments.CpuTime(0.5 * now[0] * (os.cpu_count() or 1), 0.0)  # noqa: E731
+    monkeypatch.setattr(instruments, "cpu_time", everyone)
+    monkeypatch.setattr(instruments, "throttled", lambda gpus: {"GPU-1": {"power": 0.1 * now[0]}})
+    monkeypatch.setattr(instruments, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(instruments, "environment", dict)
+    read = instruments.Instruments([])
+    read._gpus = ["one"]
+    read.edge()
+    now[0] += 100.0
+    read.edge()
+    read.meter.stop()
+    found = read.summary(1000.0, 1010.0)
+    assert found.other_cpu_share == pytest.approx(0.5) and found.throttled == {"GPU-1": {"power": pytest.approx(0.1)}}

@@ -128,7 +128,7 @@ class Instruments:
         self.idle: WindowEnergy | None = None
         self._gpus = devices
         self._family = [os.getpid()] if family is None else family
-        self._edges: list[tuple[CpuTime | None, Throttled]] = []
+        self._edges: list[tuple[float, CpuTime | None, Throttled]] = []
 
     def measure_idle(self, seconds: float) -> None:
         """Energy of the machine at rest, where it has a sensor: the device is open, nothing runs. Called before the work and after it."""
@@ -153,7 +153,7 @@ class Instruments:
     def edge(self) -> float:
         """At both ends of the window: read every sensor at once, and again where it opens, since the rest takes its time. Returns when."""
         at = self.meter.mark()
-        self._edges.append((cpu_time(self._family), throttled(self._gpus) if self._gpus else {}))
+        self._edges.append((time.monotonic(), cpu_time(self._family), throttled(self._gpus) if self._gpus else {}))
         if len(self._edges) == 1:
             self.meter.mark()
         return at
@@ -163,10 +163,11 @@ class Instruments:
 
         ``spans`` are further stretches, by name, of which the energy is wanted.
         """
-        opened, closed = self._edges if len(self._edges) == 2 else [(None, {})] * 2
-        share = share_of_others(opened[0], closed[0], end - begin, os.cpu_count() or 1)
+        opened, closed = self._edges if len(self._edges) == 2 else [(0.0, None, {})] * 2
+        apart = closed[0] - opened[0]  # more than the window where a user's loop did something else between its last step and its end
+        share = share_of_others(opened[1], closed[1], apart, os.cpu_count() or 1)
         energy = self.meter.energy("measure", begin, end, self.idle)
-        held_back, system = shares(opened[1], closed[1], end - begin), detect()
+        held_back, system = shares(opened[2], closed[2], apart), detect()
         further = {name: self.meter.energy(name, *span) for name, span in (spans or {}).items()}
         return NodeSummary(energy, self.idle, share, held_back, system.identity, system.cpu.model, environment(), further)
 
