@@ -141,11 +141,11 @@ class OwnLoop:
         with self._one_at_a_time:  # of several threads each step counts, and ends the one before it
             if self.done:
                 return False
-            self._items.append(int(items))
-            self._ranks.steps = len(self._items)
-            if len(self._items) == 1 and (now_on := device_in_use().torch_device) != self._device.torch_device:
+            if not self._items and (now_on := device_in_use().torch_device) != self._device.torch_device:
                 fault = f"caraml.measure: found a loop on {now_on}, and on {self._device.torch_device} when its block began"
                 raise InputError(fault, "begin the block once the model is on its device: who times the steps is chosen then")
+            self._items.append(int(items))
+            self._ranks.steps = len(self._items)
             return self._loop.step_ended(_NOTHING)
 
     def finish(self, error: BaseException | None) -> None:
