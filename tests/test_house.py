@@ -136,7 +136,7 @@ LINES = {
     "engine": 4_613,
     "launch": 1_818,
     "metrics": 984,
-    "power": 4_785,
+    "power": 4_787,
     "reference": 521,
     "report": 4_926,
     "results": 3_168,

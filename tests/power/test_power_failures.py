@@ -241,3 +241,14 @@ def test_a_counter_that_always_says_zero_is_frozen_not_zero_joules() -> None:
         time.sleep(1.5)
     assert window.energy.channels[0].energy_j is None
     assert "frozen" in window.energy.flags
+
+
+def test_a_standstill_is_seen_that_ends_soon_after_the_window_began() -> None:
+    """It is longer than a counter may be slow, though most of it lies before what the window's energy is made of."""
+    with Meter([FakeSource(Constant(), kinds=("energy",), update_period_s=0.001)], interval=0.1) as meter:
+        (counter,) = meter.channels
+    meter.store._columns.clear()
+    times = [i / 10 for i in range(60, 260)]
+    shown = [2700.0 if 9.0 < t < 10.3 else 300.0 * t for t in times]
+    meter.store.add([Reading(counter.id, t, t, value) for t, value in zip(times, shown, strict=True)])
+    assert "frozen" in meter.energy("w", 10.0, 20.0).flags

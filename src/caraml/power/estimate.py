@@ -140,15 +140,15 @@ def _stuck(counter: Counter, channel: Channel, start: float, end: float) -> floa
         flat, span = counter.t[j] - counter.t[i], counter.t[min(j + 1, last)] - counter.t[i]
         rise = counter.energy[min(j + 1, last)] - counter.energy[i]
         earlier = counter.t[i] - counter.t[before] if i == first else 0.0
-        if flat > _patience(channel) and (rise < 0.5 * typical * span or rise == 0):
+        if flat > patience(channel) and (rise < 0.5 * typical * span or rise == 0):
             stuck += flat
-        elif earlier > 0 and earlier + flat > _patience(channel) and rise > 0.5 * typical * (earlier + span):
+        elif earlier > 0 and earlier + flat > patience(channel) and rise > 0.5 * typical * (earlier + span):
             stuck += earlier + flat
         i = max(j, i + 1)
     return min(stuck, end - start)
 
 
-def _patience(channel: Channel) -> float:
+def patience(channel: Channel) -> float:
     """A counter that does not move for longer than this stands still [s]; before, it may only be slow."""
     return max(10 * channel.update_period_s, 5 * channel.resolution, 1.0)
 
@@ -165,7 +165,7 @@ def _longest_repeat(counter: Counter, channel: Channel) -> float:
             since = i
             continue
         repeat = counter.t[i] - counter.t[since]
-        if longest < repeat <= _patience(channel) and repeat * mean > 2 * channel.resolution:
+        if longest < repeat <= patience(channel) and repeat * mean > 2 * channel.resolution:
             longest = repeat
     return longest
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from caraml.base.errors import InputError
 from caraml.base.processes import node_key
 from caraml.power.energy import ChannelReadings, window_energy
+from caraml.power.estimate import patience
 from caraml.power.model import Channel, WindowEnergy
 from caraml.power.sampler import STALLED_S, Sampler
 from caraml.power.source import Source, SourceUnavailable, UnknownDeviceError, chosen_sources, create_all, entries, source_names
@@ -272,7 +273,8 @@ class Meter:
         found = []
         for channel in self.channels:
             sampler = self._sampler(channel)
-            margin = max(10 * channel.update_period_s, 2 * channel.mean_window_s, 4 * sampler.interval)
+            still = patience(channel) if channel.kind == "energy" else 10 * channel.update_period_s  # so that a standstill is seen whole
+            margin = max(still, 2 * channel.mean_window_s, 4 * sampler.interval)
             found.append(
                 ChannelReadings(
                     channel,
