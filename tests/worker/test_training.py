@@ -294,6 +294,8 @@ ROWS = torch.ones(3, 5)
         (torch.ones(4, 5), {}, None),
         ([torch.ones(4, 5), ROWS], {}, None),  # a graph's nodes and edges, say
         (["text"] * 3, {}, None),
+        ([ROWS] * 4, {}, None),
+        ([ROWS] * 2, {}, "3 samples"),
         (torch.ones(5, 4), {"samples_in": lambda batch: batch.shape[1]}, None),
         (ROWS, {"own_step": lambda tools: None}, None),
     ],
@@ -308,6 +310,8 @@ ROWS = torch.ones(3, 5)
         "whole",
         "of no one size",
         "no tensors",
+        "one by one",
+        "pair alike",
         "time first",
         "own step",
     ],

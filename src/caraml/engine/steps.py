@@ -182,6 +182,11 @@ def _first_dimensions(part: Any) -> Iterator[int]:
         yield part.size(0) if getattr(part, "is_nested", False) else part.shape[0]
 
 
+def _alike(batch: Any) -> bool:
+    """Whether these are tensors of one shape in a list: they may be samples one by one."""
+    return isinstance(batch, list) and len({getattr(one, "shape", None) for one in batch}) == 1
+
+
 def full(batches: Iterator[Any], samples: int, tell: Callable[[Any], int | None] | None) -> Iterator[Any]:
     """The same batches, each with as many samples as a rate counts for it: ``tell``, or else :func:`samples_in`, says how many it has.
 
@@ -191,7 +196,7 @@ def full(batches: Iterator[Any], samples: int, tell: Callable[[Any], int | None]
 
     def look(batch: Any) -> Any:
         found = tell(batch)
-        if found is not None and found != samples:
+        if found is not None and found != samples and not (_alike(batch) and len(batch) == samples):
             raise InputError(
                 f"the workload's batches: found one of {count(found, 'sample')}, expected micro_batch = {samples}, which the rate counts",
                 "leave out a last, smaller one (drop_last=True), or say Task(samples_in=...) where samples are no first dimension",
