@@ -76,6 +76,8 @@ class MeasuringLoop:
 
     def step_ended(self, outcome: StepOutcome) -> bool:
         """A step has been launched to its end. False once enough was measured."""
+        if self.done:
+            return False
         self._outcomes.append(outcome)
         self._undecided = outcome.undecided
         self._timer.step_ended()
