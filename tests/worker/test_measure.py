@@ -381,7 +381,9 @@ class Pair(LooseRanks):
 
     def __init__(self, ends: int, silent: bool = False) -> None:
         super().__init__(0, 2, 0, None)
-        self.ends_at, self.silent, self.kept = ends, silent, dict[str, Any]()
+        self.ends_at, self.silent, kept = ends, silent, dict[str, Any]()
+        add = lambda key, more: kept.__setitem__(key, kept.get(key, 0) + more) or kept[key]  # noqa: E731
+        self._store = SimpleNamespace(set=kept.__setitem__, get=kept.get, check=lambda keys: keys[0] in kept, add=add)
 
     def gather(self, value: Any) -> list[Any]:
         return [value, value]
@@ -393,10 +395,6 @@ class Pair(LooseRanks):
         if self.silent and self.steps >= self.ends_at:
             raise RuntimeError("Timed out waiting 60000ms for send operation to complete" if patience else "Connection closed by peer")
         return [mine, [0, min(self.steps, self.ends_at), int(self.steps > self.ends_at or mine[2])]]
-
-    def _store(self) -> Any:
-        add = lambda key, more: self.kept.__setitem__(key, self.kept.get(key, 0) + more) or self.kept[key]  # noqa: E731
-        return SimpleNamespace(set=self.kept.__setitem__, get=self.kept.get, check=lambda keys: keys[0] in self.kept, add=add)
 
 
 @pytest.mark.parametrize(
@@ -437,7 +435,7 @@ def test_the_first_of_several_ranks_that_fail_is_recorded(tmp_path: Path, monkey
     monkeypatch.setattr(own_loop, "ranks_in_use", lambda: ranks)
     with ranks.telling() as first:
         assert first
-    ranks._store = lambda: SimpleNamespace(add=lambda *_: 2, wait=lambda *_: None)  # type: ignore[method-assign]
+    ranks._store = SimpleNamespace(add=lambda *_: 2, wait=lambda *_: None)
     with pytest.raises(RuntimeError, match="Connection closed"), caraml.measure("second", out=tmp_path, policy=QUICK) as m:
         while m.step(1):
             time.sleep(0.001)

@@ -155,7 +155,7 @@ class LooseRanks(Ranks):
         super().__init__(rank, world, local_rank, hosts)
         self._key = f"caraml/loop/{next(_loops)}"
         # kept: a loop may end with destroy_process_group(), after which there is no default group to ask for it
-        self._kept = None if hosts is None else dist.distributed_c10d._get_default_store()
+        self._store: Any = None if hosts is None else dist.distributed_c10d._get_default_store()
 
     def agree(self, value: int) -> int:
         """Rank 0's value, on every rank. Raises ``InputError``, on every rank, where one has left the loop or is at another step."""
@@ -164,7 +164,7 @@ class LooseRanks(Ranks):
     def ends(self, patience: float) -> None:
         """Wait for the others' end, which has to be at the same step. Raises ``InputError`` where it is not, or has not come in time."""
         with contextlib.suppress(RuntimeError):  # only an error's words miss it
-            self._store().set(f"{self._key}/{self.rank}", str(self.steps))
+            self._store.set(f"{self._key}/{self.rank}", str(self.steps))
         self._meet(0, ended=True, patience=patience or None)
 
     @contextlib.contextmanager
@@ -173,17 +173,17 @@ class LooseRanks(Ranks):
         one ends, launchers end the others."""
         number, told = 0, f"{self._key}/told"
         with contextlib.suppress(RuntimeError):  # rank 0 had the store, and is gone
-            number = self._store().add(f"{self._key}/failed", 1)
+            number = self._store.add(f"{self._key}/failed", 1)
             if number > 1:
-                self._store().wait([told], timedelta(seconds=_TELLING_SECONDS))
+                self._store.wait([told], timedelta(seconds=_TELLING_SECONDS))
         yield number == 1
         if number == 1:
             with contextlib.suppress(RuntimeError):
-                self._store().set(told, "")
+                self._store.set(told, "")
 
     def leave(self) -> None:
         """Give up the loop's own group, which no other loop needs: each holds files and threads."""
-        group, self.hosts, self._kept = self.hosts, None, None  # as long as anything refers to it, it keeps them
+        group, self.hosts, self._store = self.hosts, None, None  # as long as anything refers to it, it keeps them
         if group is not None:
             with contextlib.suppress(ValueError):  # the loop has destroyed all groups
                 dist.destroy_process_group(group)
@@ -203,8 +203,8 @@ class LooseRanks(Ranks):
     def _seen(self, rank: int, patience: float | None) -> str:
         """Where a rank is that others have waited for, as far as it has said so."""
         with contextlib.suppress(RuntimeError):
-            if self._store().check([key := f"{self._key}/{rank}"]):
-                return f"ended after {count(int(self._store().get(key)), 'step')}"
+            if self._store.check([key := f"{self._key}/{rank}"]):
+                return f"ended after {count(int(self._store.get(key)), 'step')}"
         if patience is not None:
             return f"not ended {patience:.0f} s later"
         return f"going on after {count(self.steps, 'step')}" if rank == self.rank else "waited for in vain"
@@ -219,9 +219,6 @@ class LooseRanks(Ranks):
         assert self.hosts is not None
         self.hosts.allgather([rows], [given], options).wait()
         return [row.tolist() for row in rows]
-
-    def _store(self) -> Any:
-        return self._kept
 
 
 def _apart(places: list[str]) -> InputError:

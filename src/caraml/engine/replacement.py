@@ -29,7 +29,7 @@ from caraml.suite.model import Point
 WORTH = 0.98
 """Share of torch's time below which the other kernel is taken."""
 _FEWEST_TURNS, _MOST_TURNS, _TURNS_SECONDS = 3, 20, 0.2
-"""Work is timed in turns, at least so many, and further ones until so much time has passed: of what is short they are cheap."""
+"""Work is timed in at least so many turns, and in further ones until so much time has passed."""
 
 Seconds = tuple[float, ...]
 """Of the same work by torch's kernel, and by the other; of a product (:mod:`caraml.engine.matmul`) also by the other in parts."""

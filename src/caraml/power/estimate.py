@@ -283,8 +283,8 @@ def _lone_steps(changes: list[float]) -> list[bool]:
 
 
 def _told_anew(t: list[float], period: float) -> list[int]:
-    """Which readings surely tell something new: a sensor that holds its value for ``period`` [s] repeats it to whoever asks sooner, and
-    repeats scatter as little as they tell. The first reading and the last are always among them."""
+    """Indices of the readings that surely are new values: a sensor that holds its value for ``period`` [s] repeats it to whoever asks
+    sooner, and with repeats the scatter would seem smaller than it is. The first reading and the last are always among them."""
     kept = [0]
     for i in range(1, len(t) - 1):
         if t[i] - t[kept[-1]] >= period:
