@@ -338,7 +338,7 @@ def _sensor(source: dict[str, Any]) -> Check:
     if not source["readable"]:
         return Check(name, "warn", source["reason"], source["fix"])
     shown = [channel for channel in source["channels"] if channel["kind"] != "apparent_va"]  # it has the name of its power
-    told = [f"{c['label']} ({c['boundary']}, {how_often(c['measured_period_s'], c['declared_period_s'])})" for c in shown]
+    told = [f"{c['label']} ({c['boundary']} {c['kind']}, {how_often(c['measured_period_s'], c['declared_period_s'])})" for c in shown]
     return Check(name, "ok", "; ".join(told))
 
 

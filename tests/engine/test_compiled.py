@@ -99,7 +99,8 @@ def test_compiled_training_is_the_eager_one(graphs: Any, make_point: MakePoint, 
 @pytest.mark.slow
 def test_the_compiled_loss_goes_over_its_logits_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes by the compiler's own count of what its kernels read and write, in bf16: the product writes two a logit, one kernel reads
-    them and writes the slopes. Passes through float32 in memory took 14."""
+    them and writes the slopes. Passes through float32 in memory took 14. Nothing reads single logits: on GPUs the compiler did so for all
+    chunks in its last kernel, and kept them until then, 6.6 GB of 64 x 1024 tokens."""
     if (reason := compiler_missing()) is not None:
         pytest.skip(reason)
     import torch._inductor.config as inductor
@@ -108,6 +109,7 @@ def test_the_compiled_loss_goes_over_its_logits_once(monkeypatch: pytest.MonkeyP
 
     rows, words, width = 4 * TILE, 6288, 32
     passes: list[int] = []
+    picks: list[str] = []
     own = GraphLowering.compile_to_module
 
     def counted(graph: Any, *given: Any, **named: Any) -> Any:
@@ -115,6 +117,10 @@ def test_the_compiled_loss_goes_over_its_logits_once(monkeypatch: pytest.MonkeyP
         passes.extend(
             node.get_read_write_buffers_sizes() for node in graph.scheduler.nodes if not isinstance(node, ExternKernelSchedulerNode)
         )
+        for node in graph.graph.nodes:
+            sizes = [given.meta["val"].shape for given in node.all_input_nodes if isinstance(given.meta.get("val"), torch.Tensor)]
+            if (2 * TILE, words) in sizes and ("gather" in str(node.target) or "index" in str(node.target)):
+                picks.append(str(node.target))
         return module
 
     monkeypatch.setattr(GraphLowering, "compile_to_module", counted)
@@ -134,6 +140,7 @@ def test_the_compiled_loss_goes_over_its_logits_once(monkeypatch: pytest.MonkeyP
     besides = 5 * (2 + 4 + 4) * width * (rows + words)  # weights and their gradients, a few passes over them
     assert 2 + (sum(passes) - besides) / (rows * words) <= 8, passes
     assert sum(passes) > 4 * rows * words, "the count sees the kernel"
+    assert picks == []
     exact = torch.nn.functional.cross_entropy((hidden.bfloat16() @ weight.bfloat16().t()).float(), targets)
     truth = torch.autograd.grad(exact, (hidden, weight))
     assert found.item() == pytest.approx(exact.item(), rel=1e-2)

@@ -51,7 +51,7 @@ def test_what_is_here_has_it_too(pdu: str, capsys: pytest.CaptureFixture[str], m
     said = capsys.readouterr().out
     assert f"{pdu} ok" in said and f"({pdu}), taken to have a new value every 1000 ms" in said, "its rows tell, where the power stays"
     (check,) = [check for check in power_checks([lines[pdu]]) if check.name == f"power: {pdu}"]
-    assert check.found == "pdu.csv (node_ac, taken to have a new value every 1000 ms)"
+    assert check.found == "pdu.csv (node_ac power_mean, taken to have a new value every 1000 ms)"
 
 
 def told(*lines: tuple[str, bool, bool, bool]) -> dict[str, tuple[str, str, str | None]]:

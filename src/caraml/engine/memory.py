@@ -28,7 +28,7 @@ from caraml.suite.placement import ModelShape, impossible, layers_of_stage
 from caraml.system.model import System
 from caraml.workloads.base import Attend
 from caraml.workloads.gpt import Params, config_of
-from caraml.workloads.gpt.model import CHUNK_BYTES, Block, GPTConfig, Norm, linear_cross_entropy
+from caraml.workloads.gpt.model import Block, GPTConfig, Norm, chunk_bytes_of, linear_cross_entropy
 
 _FLOAT = 4
 _TOKEN = 8
@@ -187,8 +187,10 @@ class _Micro:
         placement, on_cpu = point.placement, point.device_class == "cpu"
         local = dataclasses.replace(config, sequence_length=config.sequence_length // placement.cp)
         half, in_parts = HALF.get(point.precision), on_cpu or point.compile != "off"
-        masked = on_cpu and placement.cp > 1
-        return _run(local, point.micro_batch, placement.tp, placement.sp, half, cp=placement.cp, masked=masked, in_parts=in_parts)
+        masked, chunk = on_cpu and placement.cp > 1, chunk_bytes_of(point.device_class, point.compile != "off")
+        # A CPU's parts are far smaller, and a kernel of the compiler's holds none; so many of them are quick to count.
+        loss = chunk, chunk // 16 if in_parts else chunk
+        return _run(local, point.micro_batch, placement.tp, placement.sp, half, cp=placement.cp, masked=masked, loss_bytes=loss)
 
     @staticmethod
     def in_flight(point: Point, rank: int) -> float:
@@ -206,7 +208,15 @@ class _Micro:
 
 @functools.cache
 def _run(
-    config: GPTConfig, micro_batch: int, tp: int, sp: bool, dtype: torch.dtype | None, *, cp: int, masked: bool, in_parts: bool
+    config: GPTConfig,
+    micro_batch: int,
+    tp: int,
+    sp: bool,
+    dtype: torch.dtype | None,
+    *,
+    cp: int,
+    masked: bool,
+    loss_bytes: tuple[int, int],
 ) -> _Micro:
     T, C, part = config.sequence_length, config.width, tp if sp else 1
     stream = dtype if config.half_residual else torch.float32
@@ -229,9 +239,7 @@ def _run(
         def loss() -> torch.Tensor:
             hidden = torch.cat([norm(x)] * part, dim=1)
             if tp == 1:
-                # A CPU's parts are far smaller, and a kernel of the compiler's holds none; so many of them are quick to count.
-                cached = CHUNK_BYTES // 16 if in_parts else CHUNK_BYTES
-                return linear_cross_entropy(hidden.flatten(0, 1), head.weight, targets.flatten(), cached_bytes=cached)
+                return linear_cross_entropy(hidden.flatten(0, 1), head.weight, targets.flatten(), *loss_bytes)
             logits = head(hidden).flatten(0, 1).float()  # what torch's loss_parallel does, one operator after the other
             shifted = logits - logits.amax(-1, keepdim=True)
             log_probabilities = shifted - shifted.exp().sum(-1, keepdim=True).log()

@@ -32,7 +32,7 @@ from caraml.system.kernels import DTYPES, Kernel, Kind, Search, Shape, Stopwatch
 from caraml.system.model import DType
 from caraml.system.variables import PROBE, seconds_asked
 
-METHOD_VERSION = 4
+METHOD_VERSION = 5
 """Raised when kernels, data or statistics of a search change, or what is kept of it, so that kept limits are not mixed."""
 
 SEARCH_SECONDS: dict[Kind, float] = {"arithmetic": 3.0, "memory": 0.6, "cache": 0.3}
@@ -69,7 +69,8 @@ class Limit(FrozenModel):
     host: str
     """Name of the machine."""
     by_library: dict[str, float]
-    """The best rate of each library's kernels in the search; the limit's own kernel first, as it was measured last."""
+    """The best rate of each library's kernels in the search; the limit's own kernel first, as it was measured last. Convolutions that do
+    fewer FLOPs than they are counted with are none."""
 
     @property
     def size(self) -> str:
@@ -220,9 +221,8 @@ def _measured(kind: Kind, device: torch.device, dtype: DType, *, budget_s: float
 def _by_library(found: Search, own: str, rate: float) -> dict[str, float]:
     """The best rate of each library's kernels, ``own`` first, at the ``rate`` that was measured last."""
     rates = {own: rate}
-    for one in sorted(found.tried, key=lambda one: -one.rate):
-        if one.timing is not None:
-            rates.setdefault(one.kernel.family, one.rate)
+    for one in sorted(found.counted, key=lambda one: -one.rate):
+        rates.setdefault(one.kernel.family, one.rate)
     return rates
 
 

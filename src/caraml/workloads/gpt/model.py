@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 2**29
 """Largest fp32 logits held at a time. A chunk this size still fills a GPU; 64 x 1024 tokens x 50304 words at once would be 13 GB."""
+COMPILED_CHUNK_BYTES = 2**31
+"""The same of an accelerator's compiled loss, which has none of them in fp32 in memory, but a kernel of its own for each chunk, and all
+chunks' products for the weight's slopes until it adds them."""
 CACHED_BYTES = 2**21
 """fp32 logits per thread of a CPU that are taken through all passes of the softmax at once."""
 TILE = 128
@@ -72,16 +75,16 @@ def _slopes(hidden: Tensor, weight: Tensor, targets: Tensor, total: Tensor, at_a
     ``slopes``, only that is done.
 
     They take the logits' memory, some rows at a time: a CPU's cache then holds those until all passes over them are done. Compiled, all
-    passes become one kernel that reads the logits and writes the slopes; for that the target's one is compared, not scattered, which would
-    force slopes in float32 to memory.
+    passes become one kernel that reads the logits and writes the slopes; for that the target is found by comparing. A scattered one would
+    force slopes in float32 to memory, and gathered scores all chunks' logits: the compiler adds up all losses in the end.
     """
     logits = hidden @ weight.t()
     if torch.compiler.is_compiling():
         scores = logits.float()
         highest = scores.amax(dim=-1, keepdim=True)
         normaliser = (scores - highest).exp().sum(dim=-1, keepdim=True)
-        total += (normaliser.log() + highest - scores.gather(1, targets)).sum()
         chosen = torch.arange(logits.shape[1], device=logits.device) == targets  # (rows, V)
+        total += (normaliser.log() + highest - torch.where(chosen, scores, 0.0).sum(dim=-1, keepdim=True)).sum()
         return ((scores - highest).exp() / normaliser - chosen.float()).to(logits.dtype)
     for part, y in zip(logits.split(at_a_time), targets.split(at_a_time), strict=True):
         scores = part.float()
@@ -115,22 +118,29 @@ def _rows_of_chunk(count: int, most: int) -> int:
     return next((rows for rows in even if count % rows == 0), max(even, default=max(1, most)))
 
 
+def chunk_bytes_of(kind: str, compiled: bool) -> int:
+    """Bytes that a chunk's logits would have in float32 on a device of this ``kind``, a name of torch's."""
+    return COMPILED_CHUNK_BYTES if compiled and kind != "cpu" else CHUNK_BYTES
+
+
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes: int = CHUNK_BYTES, cached_bytes: int | None = None
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes: int | None = None, cached_bytes: int | None = None
 ) -> Tensor:
     """Mean cross-entropy of ``hidden @ weight.T`` against ``targets``, a chunk of rows at a time.
 
     Shapes: ``hidden`` (N, C), ``weight`` (V, C), ``targets`` (N,) int64; returns a float32 scalar. Under autocast the products run in
-    autocast's type; softmax and sums are float32 always. Without gradient mode only the loss is computed. ``cached_bytes`` of a chunk's
-    logits go through the softmax at a time: if not given, what fits into the cache of a CPU, and the chunk on an accelerator. Torch's own
-    chunked loss needs a newer release than this package asks for, and leaves compiled graphs.
+    autocast's type; softmax and sums are float32 always. Without gradient mode only the loss is computed. In float32 a chunk's logits would
+    have ``chunk_bytes``, or what :func:`chunk_bytes_of` says. Of them ``cached_bytes`` go through the softmax at a time: if not given, what
+    fits into the cache of a CPU, and the chunk on an accelerator. Torch's own chunked loss needs a newer release than this package asks
+    for, and leaves compiled graphs.
     """
-    kind = hidden.device.type
+    kind, compiling = hidden.device.type, torch.compiler.is_compiling()
+    chunk_bytes = chunk_bytes or chunk_bytes_of(kind, compiling)
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     row_bytes = 4 * weight.shape[0]
     rows = _rows_of_chunk(hidden.shape[0], chunk_bytes // row_bytes)
     if cached_bytes is None:
-        in_parts = kind == "cpu" and not torch.compiler.is_compiling()
+        in_parts = kind == "cpu" and not compiling
         cached_bytes = CACHED_BYTES * torch.get_num_threads() if in_parts else chunk_bytes
     at_a_time = max(1, cached_bytes // row_bytes)
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
