@@ -310,6 +310,7 @@ def _limit(name: str, found: Look | str, unit: str) -> Check:
     others = [f"{kernel} {human(rate, unit)}" for kernel, rate in list(best.by_library.items())[1:]]
     near = "" if best.low is None or best.high is None else f" ± {percent((best.high - best.low) / 2 / best.rate, 2)}"
     text = f"{human(best.rate, unit)}{near}, {best.library} {best.kernel}, {best.size}"
+    text += f"; {human(best.sustained, unit)} without a pause" if best.sustained and best.sustained < best.rate else ""
     text += "".join(f"; {other}" for other in others)
     if now is not best:
         text += f"; kept since {best.measured_at[:10]}, now {human(now.rate, unit)}"

@@ -28,7 +28,7 @@ from caraml.base.files import cache_home, write_file
 from caraml.base.toml import FrozenModel
 from caraml.system import host
 from caraml.system.families import family_of
-from caraml.system.kernels import DTYPES, Kernel, Kind, Search, Shape, Stopwatch, array_bytes, dense, search, streams
+from caraml.system.kernels import DTYPES, Kernel, Kind, Search, Shape, Stopwatch, Timing, array_bytes, dense, search, streams
 from caraml.system.model import DType
 from caraml.system.variables import PROBE, seconds_asked
 
@@ -52,6 +52,7 @@ class Limit(FrozenModel):
     """The best rate of a device in FLOP/s or bytes/s: the median of one kernel's repetitions with its 95 % interval.
 
     Of a measurement that was disturbed it is the fastest repetition of any kernel, without an interval: so much the device can do at least.
+    Of an accelerator it is the best that any kernel did, before heat and the power limit brought the clock down.
     """
 
     kind: Kind
@@ -60,6 +61,8 @@ class Limit(FrozenModel):
     high: float | None
     disturbed: str | None = None
     """Who disturbed the measurement."""
+    sustained: float | None = None
+    """Of an accelerator: what the fastest kernels did later on, one after the other without a pause."""
     library: str
     kernel: str
     shape: Shape
@@ -197,8 +200,9 @@ def _measured(kind: Kind, device: torch.device, dtype: DType, *, budget_s: float
     todo = _kernels(kind, watch, dtype, kept)
     load = CpuLoad() if device.type == "cpu" and processes == 1 else None
     found = search(todo, watch, budget_s)
-    disturbed = _disturbed(found, load.others() if load is not None else None)
-    kernel, rate, relative = found.kernel, found.rate, found.timing.relative
+    kernel, timing = (found.kernel, found.timing) if device.type == "cpu" else found.best
+    disturbed = _disturbed(found, timing, load.others() if load is not None else None, clocked=device.type != "cpu")
+    rate, relative = kernel.amount / timing.seconds, timing.relative
     if disturbed is not None:
         kernel, rate, relative = found.quickest.kernel, found.quickest.fastest, None
     return Limit(
@@ -207,6 +211,7 @@ def _measured(kind: Kind, device: torch.device, dtype: DType, *, budget_s: float
         low=rate / (1 + relative) if relative is not None else None,
         high=rate / (1 - relative) if relative is not None else None,
         disturbed=disturbed,
+        sustained=found.rate if device.type != "cpu" else None,
         library=kernel.library,
         kernel=kernel.name,
         shape=kernel.shape,
@@ -226,13 +231,14 @@ def _by_library(found: Search, own: str, rate: float) -> dict[str, float]:
     return rates
 
 
-def _disturbed(found: Search, others: float | None) -> str | None:
+def _disturbed(found: Search, timing: Timing, others: float | None, *, clocked: bool) -> str | None:
+    """Why a measurement is in doubt. A ``clocked`` device is slower after a while by itself: its power limit brings the clock down."""
     if others is not None and others > _OTHERS:
         return f"other processes used {others:.0%} of the CPUs meanwhile"
-    if found.timing.uneven > _UNEVEN:
-        return f"half of its repetitions took {found.timing.uneven:.2g} times as long as the fastest tenth, or longer"
+    if timing.uneven > _UNEVEN:
+        return f"half of its repetitions took {timing.uneven:.2g} times as long as the fastest tenth, or longer"
     before = max(one.rate for one in found.counted)
-    if before > _LUCK * found.rate:
+    if not clocked and before > _LUCK * found.rate:
         return f"the device was {before / found.rate:.2g} times as fast a moment before"
     return None
 
