@@ -15,51 +15,18 @@ import pickle
 import runpy
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import gate
 import numpy as np
 import torch
-from spec import Spec, point_of
+from spec import Spec, point_of, step_of
 
 ENDLESS = 10**9
 RESIDENT = 4
 """Batches of images that a loop over images is fed with, in turn."""
-
-
-def caraml_step(spec: Spec) -> Callable[[], object]:
-    """What its worker would call in a loop. Images lie on the device already, as those of the peers do."""
-    from caraml.engine.device import open_device
-    from caraml.engine.matmul import Products
-    from caraml.engine.precision import check_precision, set_deterministic, set_matmul_precision
-    from caraml.engine.ranks import Ranks
-    from caraml.engine.replacement import Masks
-    from caraml.engine.step import make_step
-    from caraml.workloads import load_workload
-    from caraml.workloads.base import BuildContext
-
-    workload, point = load_workload(spec.workload), point_of(spec)
-    device = open_device(point.device_class, 0).torch_device
-    check_precision(point.precision, device)
-    set_matmul_precision(point.precision)
-    set_deterministic(False, point.knobs.convolution_search)
-    context = BuildContext(
-        params=workload.params.model_validate(spec.params),
-        device=device,
-        rank=0,
-        world=1,
-        processes_on_node=1,
-        micro_batch=spec.batch,
-        seed=0,
-        phase=lambda name: nullcontext(),
-        knobs=point.knobs,
-    )
-    step = make_step(workload.build(context), point, device)
-    for kind in (Products, Masks) if device.type == "cpu" else ():
-        step = kind(point, Ranks()).around(step, lambda name: nullcontext())
-    return step
 
 
 def nanogpt(spec: Spec) -> None:
@@ -300,7 +267,7 @@ def image_network(spec: Spec) -> Any:
 def forward_passes(spec: Spec) -> Callable[[], object]:
     """A step of CARAML, or a forward pass of a peer's network as its documentation has it: evaluation mode, no gradients."""
     if spec.peer == "caraml":
-        return caraml_step(spec)
+        return step_of(point_of(spec))
     if spec.workload == "image_classification":
         model, loader = image_network(spec).eval(), iter(_Images(spec))
 

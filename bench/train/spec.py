@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -53,3 +54,40 @@ def point_of(spec: Spec) -> Any:
         precision=spec.precision,
         knobs=Knobs(**spec.knobs),
     )
+
+
+def step_of(point: Any, told: dict[str, Any] | None = None) -> Any:
+    """The step that a worker would make of a point of one device; ``told`` gets what its record would say of that."""
+    from caraml.engine.device import open_device
+    from caraml.engine.matmul import Products
+    from caraml.engine.precision import check_precision, compute_in_fp8, set_attention, set_deterministic, set_matmul_precision
+    from caraml.engine.ranks import Ranks
+    from caraml.engine.replacement import Masks
+    from caraml.engine.step import make_step
+    from caraml.workloads import load_workload
+    from caraml.workloads.base import BuildContext
+
+    workload, device = load_workload(point.workload), open_device(point.device_class, 0).torch_device
+    check_precision(point.precision, device)
+    set_matmul_precision(point.precision)
+    set_deterministic(False, point.knobs.convolution_search)
+    set_attention(point.knobs.attention)
+    context = BuildContext(
+        params=workload.params.model_validate(point.params),
+        device=device,
+        rank=0,
+        world=1,
+        processes_on_node=1,
+        micro_batch=point.micro_batch,
+        seed=0,
+        phase=lambda name: nullcontext(),
+        knobs=point.knobs,
+        accumulation=point.accumulation,
+    )
+    task = workload.build(context)
+    if point.precision == "fp8":
+        compute_in_fp8(task.model)
+    step = make_step(task, point, device, told=told)
+    for kind in (Products, Masks) if device.type == "cpu" else ():
+        step = kind(point, Ranks()).around(step, lambda name: nullcontext())
+    return step

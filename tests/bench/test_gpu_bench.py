@@ -8,9 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -57,8 +58,8 @@ def gpu() -> Iterator[ModuleType]:
 
 def test_the_check_of_images_holds_for_the_cpu_against_itself(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others hold where the whole command runs, which has no timm."""
-    monkeypatch.setattr(gpu, "gpt_losses", lambda device, precision, compiled=False: [1.0])
-    monkeypatch.setattr(gpu, "head_deviation", lambda device: 0.0)
+    monkeypatch.setattr(sys.modules["gpu_checks"], "gpt_losses", lambda device, precision, compiled=False: [1.0])
+    monkeypatch.setattr(sys.modules["gpu_checks"], "head_deviation", lambda device: 0.0)
     *_, images = gpu.check(torch.device("cpu"))
     assert "ResNet" in images.claim and images.holds and images.deviation is not None, images
 
@@ -69,9 +70,9 @@ def test_a_check_that_cannot_be_made_says_why_and_the_others_are_made(gpu: Modul
     def absent(*_: object) -> list[float]:
         raise ModuleNotFoundError("No module named 'timm'")
 
-    monkeypatch.setattr(gpu, "image_losses", absent)
-    monkeypatch.setattr(gpu, "gpt_losses", lambda device, precision, compiled=False: [1.0])
-    monkeypatch.setattr(gpu, "head_deviation", lambda device: 0.0)
+    monkeypatch.setattr(sys.modules["gpu_checks"], "image_losses", absent)
+    monkeypatch.setattr(sys.modules["gpu_checks"], "gpt_losses", lambda device, precision, compiled=False: [1.0])
+    monkeypatch.setattr(sys.modules["gpu_checks"], "head_deviation", lambda device: 0.0)
     *others, images = gpu.check(torch.device("cpu"))
     assert all(check.holds for check in others)
     assert (images.deviation, images.holds, images.unknown) == (None, False, "ModuleNotFoundError: No module named 'timm'")
@@ -94,6 +95,36 @@ def test_a_part_that_crashes_or_takes_too_long_takes_nothing_with_it(gpu: Module
     assert gpu.ran(["-c", code], 60, hear) == "not ready within 60 s"
     assert gpu.ran(["-c", "print('three')"], 60, heard.append) is None
     assert heard == ["one", "no such device", "two", "three"]
+
+
+def test_points_compile_while_the_device_is_checked(gpu: ModuleType, tmp_path: Path) -> None:
+    """The block does not wait for them, its end does; one that is not ready in time is ended."""
+    told, ready, process = (tmp_path / name for name in ("told", "ready", "process"))
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(told)!r}).exists(): time.sleep(0.01)\nopen({str(ready)!r}, 'w')"
+    with gpu.meanwhile([["-c", waits]], 60.0):
+        told.touch()
+    assert ready.exists()
+    hangs = f"import os, pathlib, time; pathlib.Path({str(process)!r}).write_text(str(os.getpid())); time.sleep(300)"
+    with gpu.meanwhile([["-c", hangs]], 0.1):
+        while not process.exists() or not process.read_text():
+            time.sleep(0.01)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(process.read_text()), 0)
+
+
+def test_a_first_step_is_that_of_the_point(gpu: ModuleType, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    shares: list[float] = []
+    monkeypatch.setattr(gpu, "step_of", lambda point: lambda: taken.append(point.workload))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(set_per_process_memory_fraction=shares.append))
+    gpu.first_step(make_point(), "cuda", 0.25)
+    assert (taken, shares) == ([make_point().workload], [0.25])
+
+    def full(point: object) -> object:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(gpu, "step_of", full)
+    gpu.first_step(make_point(), "cuda", 0.25)
 
 
 def test_points_end_with_the_time(gpu: ModuleType) -> None:
@@ -152,8 +183,8 @@ def test_the_whole_command_runs_from_a_bare_checkout(tmp_path: Path) -> None:
 
 
 def test_a_wrong_device_is_found_out(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    truth = gpu.gpt_losses(torch.device("cpu"), "fp32")
-    assert gpu.largest_relative([loss * 1.001 for loss in truth], truth) > 1e-4
+    truth = sys.modules["gpu_checks"].gpt_losses(torch.device("cpu"), "fp32")
+    assert sys.modules["gpu_checks"].largest_relative([loss * 1.001 for loss in truth], truth) > 1e-4
     assert not gpu.Check("x", float("nan"), 1.0).holds
 
 
