@@ -99,10 +99,19 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
 """By family, the test that shows it; ``NOT_THERE`` where there is nothing to test. What is missing is untested."""
 ON_HARDWARE = ("cpu",)
 """Families whose tests run on the hardware itself. Energy is an exception: its sensors are always emulated."""
+RESULTS = {"cuda": "results/nvidia-h200-x1/gpu.json"}
+"""By family, what ``bench/gpu.py`` wrote on one of its devices."""
+SEEN = (
+    *("detection", "step times, window", "peak memory", "copies ahead of use", "losses as on a CPU, fp32", "bf16", "limits by measurement"),
+    *("energy", "throttling"),
+)
+"""What such a file shows."""
 
 
 def status(feature: str, kind: str) -> str:
     """``measured``, ``emulated``, ``untested``, or that there is nothing of the kind."""
+    if kind in RESULTS and feature in SEEN:
+        return "measured"
     test = FEATURES[feature].get(kind)
     if test is None or test == NOT_THERE:
         return "untested" if test is None else NOT_THERE

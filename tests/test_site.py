@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import importlib.util
+import json
 import logging
 import re
 import sys
@@ -170,7 +171,11 @@ def test_tables_have_every_name_that_the_code_has(tables: ModuleType) -> None:
 def test_the_matrix_of_devices_claims_tests_that_exist(tables: ModuleType) -> None:
     assert tables.TABLES["devices"]().count("emulated") > 50
     matrix = sys.modules["devices_table"]
-    assert len(matrix.TITLES) == len(matrix.COLUMNS)
+    assert len(matrix.TITLES) == len(matrix.COLUMNS) and set(matrix.SEEN) <= set(matrix.FEATURES)
+    for file in matrix.RESULTS.values():
+        found = json.loads((ROOT / file).read_text(encoding="utf-8"))
+        assert all(check["deviation"] <= check["allowed"] for check in found["checks"]) and len(found["checks"]) > 10
+        assert {True} == {record["energy"]["valid"] for record in found["records"] if record["status"] == "ok"}
     for feature, tests in matrix.FEATURES.items():
         assert set(tests) <= set(matrix.COLUMNS), feature
         for test in set(tests.values()) - {matrix.NOT_THERE}:
