@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 
     from caraml.results.record import Record
 
-SLOPE_SECONDS = 0.15
-"""Shortest time over which the slope of a counter is taken."""
+SLOPE_SECONDS, SLOW_SLOPE_SECONDS = 0.15, 1.0
+"""Shortest time over which the slope of a counter is taken, and of one that is not faster than its readings."""
+_UNCHANGED = 0.02
+"""Share of the readings that find such a counter as the one before did, at least."""
 _AT_ONCE = 10_000
 _STEPS_AT_ONCE = 250_000
 _READINGS_AT_ONCE = 2_000_000
@@ -213,17 +215,22 @@ def _trace(channel: str, kind: str, seconds: array[float], values: array[float])
 
 
 def slopes(seconds: Sequence[float], joules: Sequence[float]) -> Iterator[tuple[int, float, float]]:
-    """Index of a reading of a counter, time of the one before that it is set against, and the power between them [W].
+    """Index of a reading of a counter that finds a new value, time of the earlier one that it is set against, and the power between [W].
 
-    Over times long enough to show the power and not the sensor's time jitter, which a slope over one update would.
+    Over times long enough to show the power and not the sensor's time jitter, which a slope over one update would: an H200's counter, read
+    every 100 ms, is updated 80 to 135 ms after the last time, and two updates of 700 W look like 500 to 900.
     """
     last_time, last = seconds[0], joules[0]
+    before = last
+    unchanged = np.count_nonzero(np.diff(np.asarray(joules)) == 0)
+    shortest = SLOW_SLOPE_SECONDS if unchanged > _UNCHANGED * len(joules) else SLOPE_SECONDS
     for index, (time, value) in enumerate(zip(seconds, joules, strict=True)):
-        slope = value > last and time - last_time >= SLOPE_SECONDS
+        slope = value > max(last, before) and time - last_time >= shortest
         if slope:
             yield index, last_time, (value - last) / (time - last_time)
         if slope or value < last:  # wrapped or restarted
             last_time, last = time, value
+        before = value
 
 
 RAW: dict[str, dict[str, str]] = {
