@@ -56,7 +56,9 @@ def domain_energy(views: list[ChannelReadings], start: float, end: float) -> Cha
         assert apparent is not None, "a domain has at least one channel"
         return _with_apparent(_described(apparent, SeriesEstimate(reason=ONLY_APPARENT), start, end), apparent, start, end)
     by_power = power_energy(power.series, power.channel, start, end, power.interval_s) if power else None
-    by_counter = counter_energy(counter.series, counter.channel, start, end, power.series if power else None) if counter else None
+    instant = power is not None and power.channel.kind == "power_instant"
+    beside = power.series if power else None
+    by_counter = counter_energy(counter.series, counter.channel, start, end, beside, instant=instant) if counter else None
 
     chosen, estimate = main, by_counter or by_power
     assert estimate is not None

@@ -28,6 +28,12 @@ DEFAULT_MAX_POWER_W = {"device": 2000.0, "module": 4000.0, "cpu": 1500.0, "node_
 MARGIN = 1.5
 """A step may exceed the highest plausible power by this factor before it counts as a restart of the counter."""
 
+VARIED_TIMES = 6
+"""So often the powers near an edge are taken to be twice as far apart, where readings of the counter contradict them."""
+
+WELL_SEEN = 4
+"""With so many readings of its power within reach of an edge, a load that stops there and goes on would be seen."""
+
 MIN_STEPS = 10
 """A window of fewer updates than this is too short for its number to be used."""
 
@@ -123,6 +129,23 @@ def _interpolation_bound(t: Sequence[float], energy: Sequence[float], at: float,
     return max(below, above)
 
 
+def _farthest(counter: Counter, at: float, energy_j: float, period: float, powers: tuple[float, float]) -> float:
+    """How far the energy at ``at`` may be from ``energy_j`` by all readings near it together [J].
+
+    Every reading tells the energy of an instant up to ``period`` [s] before it, and from there to ``at`` power lay between ``powers`` [W].
+    Where readings contradict each other, it varied more.
+    """
+    t, (low, high) = counter.t, powers
+    near = range(max(bisect_left(t, at - 2 * period) - 1, 0), min(bisect_right(t, at + 2 * period) + 1, len(t)))
+    for _ in range(VARIED_TIMES):
+        least = max(counter.energy[i] + (at - t[i]) * (low if at > t[i] else high) for i in near)
+        most = min(counter.energy[i] + (at - t[i] + period) * (high if at > t[i] - period else low) for i in near)
+        if least <= most:
+            break
+        low, high = low / 2, 2 * high
+    return max(most - energy_j, energy_j - least)
+
+
 def _stuck(counter: Counter, channel: Channel, start: float, end: float) -> float:
     """Time in the window during which the counter stood still and did not catch up afterwards [s].
 
@@ -170,10 +193,13 @@ def _longest_repeat(counter: Counter, channel: Channel) -> float:
     return longest
 
 
-def counter_energy(series: ReadingSeries, channel: Channel, start: float, end: float, power: ReadingSeries | None = None) -> SeriesEstimate:
+def counter_energy(
+    series: ReadingSeries, channel: Channel, start: float, end: float, power: ReadingSeries | None = None, *, instant: bool = True
+) -> SeriesEstimate:
     """Energy between ``start`` and ``end`` by counter difference.
 
-    ``power`` is the power channel of the same domain, if there is one: it tells how high the load was at the edges.
+    ``power`` is the power channel of the same domain, if there is one: it tells how high the load was at the edges, and where it is of the
+    instant, also that it did not stop there, so that all readings near an edge together narrow its ``steps``.
     Parts of the bound: ``steps`` (age of the readings), ``edges`` (interpolation), ``timing`` (length of the calls),
     ``resolution``, ``gaps`` (restarts and standstill, at the highest power seen).
     """
@@ -187,7 +213,8 @@ def counter_energy(series: ReadingSeries, channel: Channel, start: float, end: f
     period = max(channel.update_period_s, _longest_repeat(counter, channel))
     shift = usable_shift(channel.update_period_s / 2, series, end)
     t = array("d", (instant - shift for instant in counter.t))
-    estimate.energy_j = interpolate(t, counter.energy, end) - interpolate(t, counter.energy, start)
+    at_start, at_end = (interpolate(t, counter.energy, at) for at in (start, end))
+    estimate.energy_j = at_end - at_start
 
     reach = max(5 * period, (counter.t[-1] - counter.t[0]) / (len(counter.t) - 1))  # or the mean time between readings
     (low_s, high_s), (low_e, high_e) = (_local_power(counter, power, at, reach) for at in (start, end))
@@ -199,6 +226,10 @@ def counter_energy(series: ReadingSeries, channel: Channel, start: float, end: f
         "timing": high_s * _half_at(counter, start) + high_e * _half_at(counter, end),
         "resolution": channel.resolution,
     }
+    if power and instant and all(power.count(at - reach, at + reach) >= WELL_SEEN for at in (start, end)):
+        off = _farthest(counter, start, at_start, period, (low_s, high_s)) + _farthest(counter, end, at_end, period, (low_e, high_e))
+        if off < estimate.parts["steps"] + estimate.parts["edges"]:
+            estimate.parts |= {"steps": off, "edges": 0.0}
     estimate.peak_w = _peak(counter, channel, start, end)
     estimate.coverage = 1.0
     _counter_defects(estimate, counter, channel, (start, end), max(high_s, high_e, estimate.peak_w or 0.0))

@@ -19,6 +19,7 @@ from dataclasses import replace
 from itertools import pairwise
 from numbers import Real
 from queue import Empty, SimpleQueue
+from statistics import median
 from typing import Any
 
 from caraml.base.errors import CaramlError
@@ -268,6 +269,10 @@ class PeriodWatch:
         """Has every channel shown this many intervals between changes?"""
         return all(len(changes) > intervals for changes in self._changes.values())
 
+    def usual(self) -> dict[str, float]:
+        """As ``longest``, of the median: a call may take a third of a period, and a value may come again [s]."""
+        return {name: median(b - a for a, b in pairwise(changes)) for name, changes in self._changes.items() if len(changes) >= 3}
+
     def longest(self) -> dict[str, float]:
         """Longest time between two changes of each channel that changed at least three times [s]."""
         return {name: max(b - a for a, b in pairwise(changes)) for name, changes in self._changes.items() if len(changes) >= 3}
@@ -279,7 +284,7 @@ def available_sources(seconds: float = 0.5) -> list[dict[str, Any]]:
     Keys: ``name``, ``title``, ``auto`` (read without being asked for; where the variable is set, what it names), ``asked`` (named by
     the variable), ``found`` (the sensor exists), ``readable``,
     ``reason`` and ``fix`` (why not, and the command that mends it), ``channels``: ``id``, ``label``, ``boundary``,
-    ``kind``, ``declared_period_s`` and ``measured_period_s``, the longest time between two changes seen while asking as
+    ``kind``, ``declared_period_s`` and ``measured_period_s``, the usual time between two changes seen while asking as
     fast as possible for ``seconds``; ``None`` if the value did not change often enough to tell.
     """
     report = []
@@ -312,7 +317,7 @@ def available_sources(seconds: float = 0.5) -> list[dict[str, Any]]:
 def _observed(source: Source, seconds: float, timeout: float = 5.0) -> dict[str, float]:
     """Open a source, ask it as fast as it makes sense for ``seconds``, close it.
 
-    Returns the longest time between changes of every channel that changed often enough [s]. Raises ``SourceUnavailable`` where it cannot
+    Returns the usual time between changes of every channel that changed often enough [s]. Raises ``SourceUnavailable`` where it cannot
     be opened, or does not answer within ``timeout`` [s].
     """
     result: dict[str, float] = {}
@@ -326,7 +331,7 @@ def _observed(source: Source, seconds: float, timeout: float = 5.0) -> dict[str,
             while time.monotonic() < end:
                 watch.feed(source.read())
                 time.sleep(max(POLL_S, source.min_interval_s))
-            result.update(watch.longest())
+            result.update(watch.usual())
         except SourceUnavailable as error:
             problem.append(error)
         except CaramlError as error:
