@@ -151,6 +151,33 @@ def test_a_gpu_that_its_power_limit_slows_down_is_not_disturbed(monkeypatch: pyt
     assert measure("arithmetic", "cuda", "fp32", budget_s=1.0).disturbed is not None, "others that take turns with it do disturb"
 
 
+def test_three_lucky_repetitions_of_a_gpu_are_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen kernels of the same speed and so slow that three repetitions of each are all: the best median was 2 % above it, without an
+    interval."""
+    draw, found = random.Random(7), []
+    monkeypatch.setattr(limits, "_device_name", lambda device: "GPU of the test")
+    for _ in range(20):
+        watch = FakeWatch()
+        todo = [k for i in range(16) for k in family(watch, f"library {i}", 100 * GIGA, noise=lambda: max(draw.gauss(1, 0.03), 0.5))[3:]]
+        monkeypatch.setattr(limits, "Stopwatch", lambda device, watch=watch: watch)
+        monkeypatch.setattr(limits, "dense", lambda device, dtype, todo=todo: todo)
+        found.append(measure("arithmetic", "cuda", "fp32", budget_s=7.0))
+    assert all(one.low is not None and one.high is not None for one in found)
+    assert sum(one.rate for one in found) / len(found) == pytest.approx(100 * GIGA, rel=0.01)
+
+
+def test_a_convolution_that_is_kept_as_the_limit_of_a_gpu_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the matrix products that it was held against."""
+    watch = FakeWatch()
+    monkeypatch.setattr(limits, "Stopwatch", lambda device: watch)
+    monkeypatch.setattr(limits, "_device_name", lambda device: "GPU of the test")
+    todo = family(watch, "cuBLAS", 60 * GIGA) + family(watch, "cuDNN", 66 * GIGA, name=CONVOLUTION)
+    monkeypatch.setattr(limits, "dense", lambda device, dtype: todo)
+    kept = measure("arithmetic", "cuda", "bf16", budget_s=2.0)
+    assert kept.kernel == CONVOLUTION
+    assert measure("arithmetic", "cuda", "bf16", budget_s=0.5, kept=kept).rate == pytest.approx(66 * GIGA)
+
+
 def test_a_quiet_search_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(4)
     watch = FakeWatch()

@@ -99,6 +99,24 @@ def test_a_look_above_what_is_kept_asks_for_a_new_search_and_the_better_counts(m
     assert look("arithmetic", CPU).best.rate == 155, "the new search was worse: the kept one is better still"
 
 
+def test_a_look_at_a_gpu_counts_where_the_search_comes_too_late(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock has come down when the search gets to that kernel: there was one at every run, and the limit stayed too low. One that is
+    warm is not disturbed."""
+    monkeypatch.setattr(limits, "_device_name", lambda device: "GPU of the test")
+    gpu, others = torch.device("cuda"), {"cuBLAS": 98.0, "cuDNN": 90.0}
+    machine.searched = limit(98.0, sustained=80.0, library="cuBLAS", by_library=others)
+    look("arithmetic", gpu)
+    machine.looked = limit(102.0, low=101.0, library="cuBLAS", by_library={"cuBLAS": 102.0})
+    assert look("arithmetic", gpu).best.rate == look("arithmetic", gpu).best.rate == 102.0
+    assert machine.asked == ["search", "look", "search", "look"]
+    kept = known("arithmetic", gpu)
+    assert kept is not None and (kept.rate, kept.sustained, list(kept.by_library.items())) == (102, 80, [("cuBLAS", 102), ("cuDNN", 90)])
+    machine.looked = limit(82.0)
+    assert look("arithmetic", gpu).disturbed is None
+    machine.looked = limit(71.0)
+    assert "70% of it" in (look("arithmetic", gpu).disturbed or "")
+
+
 def test_a_lucky_look_changes_nothing(machine: Machine) -> None:
     """Three per cent above, within its own interval; or of too few repetitions for one."""
     look("arithmetic", CPU)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
-from math import prod
+from math import inf, prod
 from statistics import median
 from typing import Literal
 
@@ -303,8 +303,16 @@ class Search:
 
     @property
     def best(self) -> tuple[Kernel, Timing]:
-        """Whose median repetition is the fastest of all, in the choice or afterwards."""
-        return max(((one.kernel, one.timing) for one in self.counted if one.timing), key=lambda one: one[0].amount / one[1].seconds)
+        """That whose interval begins at the highest rate, of the choice and of the fastest as measured last: a few lucky repetitions among
+        those of many kernels do not win, nor do those without an interval."""
+
+        def surely(one: _Tried) -> float:
+            relative = one.timing.relative if one.timing is not None else None
+            return one.rate / (1 + relative) if relative is not None else one.rate if one is self.counted[-1] else 0.0
+
+        best = max(self.counted, key=surely)
+        assert best.timing is not None
+        return best.kernel, best.timing
 
     @property
     def quickest(self) -> _Tried:
@@ -371,8 +379,8 @@ def _try(kernel: Kernel, watch: Stopwatch, share_s: float) -> _Tried:
 
 
 def _counted(tried: Sequence[_Tried]) -> list[_Tried]:
-    """Those that ran and do as many FLOPs as they are counted with."""
-    product = max((one.fastest for one in tried if one.kernel.name != CONVOLUTION), default=0.0)
+    """Those that ran and do as many FLOPs as they are counted with. A convolution by itself, of a limit that is kept, did."""
+    product = max((one.fastest for one in tried if one.kernel.name != CONVOLUTION), default=inf)
     return [one for one in tried if one.timing and (one.kernel.library not in _WINOGRAD or one.fastest <= _OVER_PRODUCT * product)]
 
 

@@ -52,7 +52,7 @@ class Limit(FrozenModel):
     """The best rate of a device in FLOP/s or bytes/s: the median of one kernel's repetitions with its 95 % interval.
 
     Of a measurement that was disturbed it is the fastest repetition of any kernel, without an interval: so much the device can do at least.
-    Of an accelerator it is the best that any kernel did, before heat and the power limit brought the clock down.
+    Of an accelerator it is the best that any kernel did beyond luck, before heat and the power limit brought the clock down.
     """
 
     kind: Kind
@@ -91,8 +91,8 @@ class Look:
 
     @property
     def disturbed(self) -> str | None:
-        """Why what was measured now is in doubt, or ``None``."""
-        if self.now.rate < _TOO_LOW * self.best.rate:
+        """Why what was measured now is in doubt, or ``None``. An accelerator that worked just before is as fast as without a pause."""
+        if self.now.rate < _TOO_LOW * min(self.best.rate, self.best.sustained or self.best.rate):
             where = "" if self.best.host == self.now.host else f" on {self.best.host or 'another machine'}"
             return f"in this process {self.now.rate / self.best.rate:.0%} of it; the limit is that of {self.best.measured_at[:16]}{where}"
         return self.now.disturbed
@@ -109,18 +109,21 @@ def look(kind: Kind, device: torch.device, dtype: DType = "fp32", *, processes: 
     """
     if _share() <= 0:
         raise EnvironmentUnfitError(f"{PROBE} is 0: no limit is looked for")
-    kept = known(kind, device, dtype, processes=processes)
+    kept, now = known(kind, device, dtype, processes=processes), None
     if kept is not None and kept.disturbed is None:
         now = measure(kind, device, dtype, budget_s=_share() * LOOK_SECONDS[kind], processes=processes, kept=kept)
         if now.low is None or now.low <= kept.rate:
             return Look(kept, now)
     found = measure(kind, device, dtype, budget_s=_share() * SEARCH_SECONDS[kind], processes=processes)
     best = found if kept is None or (found.disturbed is None, found.rate) >= (kept.disturbed is None, kept.rate) else kept
-    if keep and best is found:
+    if now is not None and now.rate > best.rate and device.type != "cpu":  # the clock came down before the search reached that kernel
+        others = {family: rate for family, rate in found.by_library.items() if family not in now.by_library}
+        best = now.model_copy(update={"sustained": found.sustained, "by_library": now.by_library | others})
+    if keep and best is not kept:
         path = _path(kind, device, dtype, processes)
         with suppress(OSError):  # a search at every run, then; `caraml doctor` says that the folder cannot be written
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, found.model_dump_json(indent=1), sync="none")
+            write_file(path, best.model_dump_json(indent=1), sync="none")
     return Look(best, found)
 
 
