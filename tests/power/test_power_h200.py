@@ -11,11 +11,14 @@ import csv
 import random
 import time
 from bisect import bisect_right
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from sensors import channel
 
+from caraml.power import Meter
 from caraml.power.energy import ChannelReadings, domain_energy
 from caraml.power.estimate import counter_energy, power_energy
 from caraml.power.model import ChannelEnergy
@@ -120,23 +123,50 @@ def test_what_an_instant_power_does_not_see_of_short_work_the_counter_has() -> N
     assert energy(start, end) == pytest.approx(by_power.energy_j, abs=by_power.bound_j)
 
 
+class Node(AskedSensors):
+    """GPUs, each with its own second of the replay: a call for a counter takes its time, and one for power next to none after it."""
+
+    name = "csv"
+
+    def __init__(self, count: int, seed: int = 0) -> None:
+        super().__init__()
+        self.begun, self.draw = [1.0 + 0.15 * gpu for gpu in range(count)], random.Random(seed)
+
+    def open(self) -> None:
+        self.origin = time.monotonic()
+        for gpu in range(len(self.begun)):
+            for of, sensor, takes in ((COUNTER, "counter_j", CALLS_S), (INSTANT, "instant_w", (6e-5,))):
+                self.add(replace(of, id=f"{gpu}:{sensor}", domain=f"{gpu}"), partial(self.ask, gpu, sensor, takes))
+
+    def ask(self, gpu: int, sensor: str, takes: tuple[float, ...]) -> float:
+        if time.monotonic() > self.origin + 0.001:  # a meter that starts waits by another clock for the first readings
+            time.sleep(self.draw.choice(takes))
+        return value(sensor, self.at(gpu, time.monotonic()))
+
+    def at(self, gpu: int, now: float) -> float:
+        """The instant of the replay at a monotonic one."""
+        return now - self.origin + self.begun[gpu]
+
+
+@pytest.mark.usefixtures("virtual_time")
+def test_a_round_over_eight_such_gpus_keeps_up() -> None:
+    node = Node(8)
+    with Meter([node], offset=random.Random(0).random) as meter:
+        time.sleep(1.5)
+        with meter.window("work") as window:
+            time.sleep(4.0)
+    found = window.energy
+    assert found.valid and len(found.channels) == 8 and window.start is not None and window.end is not None
+    for gpu, each in enumerate(found.channels):
+        true = energy(node.at(gpu, window.start), node.at(gpu, window.end))
+        assert each.energy_j == pytest.approx(true, abs=each.bound_j) and each.bound_j is not None and each.bound_j < 0.1 * true
+        assert each.readings > 35 and each.missed <= 4, "of two sensors"
+
+
 @pytest.mark.usefixtures("virtual_time")
 def test_calls_that_take_long_do_not_lengthen_the_period_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = random.Random(0)
-
-    class Replay(AskedSensors):
-        name = "csv"
-
-        def open(self) -> None:
-            self.origin = time.monotonic() - 1.0
-            self.add(COUNTER, self.ask)
-
-        def ask(self) -> float:
-            time.sleep(draw.choice(CALLS_S))
-            return value("counter_j", time.monotonic() - self.origin)
-
     monkeypatch.setattr("caraml.power.sampler.chosen_sources", lambda: ["csv:x"])
-    monkeypatch.setattr("caraml.power.sampler.create", lambda *_, **__: Replay())
+    monkeypatch.setattr("caraml.power.sampler.create", lambda *_, **__: Node(1))
     monkeypatch.setattr("caraml.power.sampler.entries", lambda: {"csv": BUILT_IN["csv"]})
     (found,) = available_sources()
     assert found["channels"][0]["measured_period_s"] == pytest.approx(PERIOD_S, abs=0.006)

@@ -133,7 +133,7 @@ def _farthest(counter: Counter, at: float, energy_j: float, period: float, power
     """How far the energy at ``at`` may be from ``energy_j`` by all readings near it together [J].
 
     Every reading tells the energy of an instant up to ``period`` [s] before it, and from there to ``at`` power lay between ``powers`` [W].
-    Where readings contradict each other, it varied more.
+    Where readings contradict each other, it varied more; where they do so whatever it was, nothing is known.
     """
     t, (low, high) = counter.t, powers
     near = range(max(bisect_left(t, at - 2 * period) - 1, 0), min(bisect_right(t, at + 2 * period) + 1, len(t)))
@@ -141,9 +141,9 @@ def _farthest(counter: Counter, at: float, energy_j: float, period: float, power
         least = max(counter.energy[i] + (at - t[i]) * (low if at > t[i] else high) for i in near)
         most = min(counter.energy[i] + (at - t[i] + period) * (high if at > t[i] - period else low) for i in near)
         if least <= most:
-            break
+            return max(most - energy_j, energy_j - least)
         low, high = low / 2, 2 * high
-    return max(most - energy_j, energy_j - least)
+    return math.inf
 
 
 def _stuck(counter: Counter, channel: Channel, start: float, end: float) -> float:
