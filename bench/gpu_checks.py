@@ -156,6 +156,12 @@ def interface_deviation(device: torch.device, size: int = 4096, steps: int = 100
     return max(abs(general / own - 1), abs((clocks[1].peak_memory() or 0) / (clocks[0].peak_memory() or 1) - 1))
 
 
+def least(deviation: Callable[[torch.device], float], device: torch.device, tries: int = 3) -> float:
+    """The smallest of a few: while points compile, others' turns on the device and busy cores make a right clock look wrong, now and then;
+    a wrong one is so every time."""
+    return min(deviation(device) for _ in range(tries))
+
+
 def graph_deviation(precision: Precision, steps: int = 12) -> float:
     """Losses of steps that a graph replays against those of usual ones, with a schedule and two micro-batches a step."""
 
@@ -186,8 +192,8 @@ def checks_of(device: torch.device) -> Iterator[tuple[str, float, Callable[[], f
     yield "GPT-2's head, chunked against plain", 1e-4, lambda: head_deviation(device)
     yield "prefetched batches as the loader made them", 0, lambda: prefetch_deviation(device)
     if device.type != "cpu":
-        yield "device events against the host's clock", 0.01, lambda: clock_deviation(device)
-        yield "torch's interface for all accelerators: step times and peak memory", 0.01, lambda: interface_deviation(device)
+        yield "device events against the host's clock", 0.01, lambda: least(clock_deviation, device)
+        yield "torch's interface for all accelerators: step times and peak memory", 0.01, lambda: least(interface_deviation, device)
         yield "GPT, fp32, compiled: losses as on the CPU", 1e-4, lambda: gpt("fp32", compiled=True)
         yield "GPT, bf16, compiled: close", 1e-2, lambda: gpt("bf16", compiled=True)
     if device.type == "cuda":

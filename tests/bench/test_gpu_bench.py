@@ -112,6 +112,17 @@ def test_points_compile_while_the_device_is_checked(gpu: ModuleType, tmp_path: P
         os.kill(int(process.read_text()), 0)
 
 
+def test_a_clock_is_not_wrong_because_others_took_a_turn(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As points that compile meanwhile do: nothing would be timed then. One that is wrong each time is."""
+    module = sys.modules["gpu_checks"]
+    clocks = [(claim, allowed, of) for claim, allowed, of in module.checks_of(torch.device("cuda")) if "clock" in claim or "times" in claim]
+    for found, holds in (((0.02, 0.002, 0.03), True), ((0.02, 0.03, 0.02), False)):
+        seen = iter(2 * found)
+        for name in ("clock_deviation", "interface_deviation"):
+            monkeypatch.setattr(module, name, lambda device, seen=seen: next(seen))
+        assert [gpu.Check(claim, of(), allowed).holds for claim, allowed, of in clocks] == [holds, holds]
+
+
 def test_a_first_step_is_that_of_the_point(gpu: ModuleType, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
     shares: list[float] = []
