@@ -103,9 +103,9 @@ RESULTS = {"cuda": "results/nvidia-h200-x1/gpu.json"}
 """By family, what ``bench/gpu.py`` wrote on one of its devices."""
 SEEN = (
     *("detection", "step times, window", "peak memory", "copies ahead of use", "losses as on a CPU, fp32", "bf16", "limits by measurement"),
-    *("energy", "throttling"),
+    "energy",
 )
-"""What such a file shows."""
+"""What such a file shows. Of throttling it has only that a point has no such flag."""
 
 
 def status(feature: str, kind: str) -> str:

@@ -176,6 +176,7 @@ def test_the_matrix_of_devices_claims_tests_that_exist(tables: ModuleType) -> No
         found = json.loads((ROOT / file).read_text(encoding="utf-8"))
         assert all(check["deviation"] <= check["allowed"] for check in found["checks"]) and len(found["checks"]) > 10
         assert {True} == {record["energy"]["valid"] for record in found["records"] if record["status"] == "ok"}
+        assert "throttling" not in matrix.SEEN or any("throttled" in record["flags"] for record in found["records"])
     for feature, tests in matrix.FEATURES.items():
         assert set(tests) <= set(matrix.COLUMNS), feature
         for test in set(tests.values()) - {matrix.NOT_THERE}:

@@ -161,6 +161,9 @@ def test_a_counter_as_slow_as_its_readings_shows_the_power_and_not_its_jitter(tm
     store, record = store_with(tmp_path, readings)
     (channel,) = read_traces(store, [record])[0][record.key].packed()["c"]
     assert min(channel["l"]) * channel["q"] > 600 and max(channel["l"]) * channel["q"] < 800
+    store, record = store_with(tmp_path / "short", readings[:9])
+    (channel,) = read_traces(store, [record])[0][record.key].packed()["c"]
+    assert len(channel["l"]) > 1, "also of a second there is a line"
 
 
 def test_a_counter_that_starts_again_gives_no_negative_power(tmp_path: Path) -> None:

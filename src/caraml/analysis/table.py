@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from caraml.results.record import Record
 
 SLOPE_SECONDS, SLOW_SLOPE_SECONDS = 0.15, 1.0
-"""Shortest time over which the slope of a counter is taken, and of one that is not faster than its readings."""
+"""Shortest time over which the slope of a counter is taken, and of one that is not faster than its readings, if there are four such."""
 _UNCHANGED = 0.02
 """Share of the readings that find such a counter as the one before did, at least."""
 _AT_ONCE = 10_000
@@ -223,7 +223,8 @@ def slopes(seconds: Sequence[float], joules: Sequence[float]) -> Iterator[tuple[
     last_time, last = seconds[0], joules[0]
     before = last
     unchanged = np.count_nonzero(np.diff(np.asarray(joules)) == 0)
-    shortest = SLOW_SLOPE_SECONDS if unchanged > _UNCHANGED * len(joules) else SLOPE_SECONDS
+    slow = unchanged > _UNCHANGED * len(joules)
+    shortest = max(SLOPE_SECONDS, min(SLOW_SLOPE_SECONDS, (seconds[-1] - seconds[0]) / 4)) if slow else SLOPE_SECONDS
     for index, (time, value) in enumerate(zip(seconds, joules, strict=True)):
         slope = value > max(last, before) and time - last_time >= shortest
         if slope:
