@@ -295,6 +295,7 @@ def main() -> int:
         for one in check(torch.device(options.device, 0) if options.device != "cpu" else torch.device("cpu")):
             say(ANSWER + json.dumps(asdict(one)))
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended, as on Ctrl-C
     deadline = time.monotonic() + 60 * options.minutes
 
     def left() -> float:

@@ -199,6 +199,19 @@ def test_a_wrong_device_is_found_out(gpu: ModuleType, monkeypatch: pytest.Monkey
     assert not gpu.Check("x", float("nan"), 1.0).holds
 
 
+def test_who_ends_it_ends_all_that_it_started(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Points that compile would keep the GPU: each is a session of its own."""
+    here = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu"])
+    monkeypatch.setattr(gpu, "detect", lambda: signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None))
+    try:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        with pytest.raises(KeyboardInterrupt):
+            gpu.main()
+    finally:
+        signal.signal(signal.SIGTERM, here)
+
+
 def test_without_a_gpu_it_says_so(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(gpu, "accelerator_type", lambda: None)
     monkeypatch.setattr(sys, "argv", ["gpu.py"])
