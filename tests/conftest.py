@@ -32,8 +32,8 @@ MakePoint = Callable[..., Point]
 verbs()  # for tests that call ``caraml.cli.app``
 
 STARTS = Path(__file__).parent / "starts"
-PINNED = {"COLUMNS": "120", "LINES": "40", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TERM": "dumb", "TZ": "UTC"}
-"""What output, sorting and dates depend on."""
+PINNED = {"COLUMNS": "120", "LINES": "40", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TERM": "dumb", "TZ": "UTC", "CUDA_VISIBLE_DEVICES": ""}
+"""What output, sorting and dates depend on. And no GPU that this machine may have: processes that are forked could not use it."""
 PROBE_SECONDS = "0"
 """No search for this machine's limits in each worker that a test starts: a third of its time. Those that are about limits set their own,
 and ``tests/system`` searches as long as users do."""

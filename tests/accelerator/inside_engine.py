@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -229,16 +229,13 @@ def a_full_device_is_called_full() -> None:
 
 def the_bench_for_accelerators_finds_this_one_right() -> None:
     emulated.configure(slowness=4)
-    spec = importlib.util.spec_from_file_location("gpu", Path(__file__).parents[2] / "bench" / "gpu.py")
-    assert spec is not None and spec.loader is not None
-    gpu = importlib.util.module_from_spec(spec)
-    sys.modules["gpu"] = gpu
-    spec.loader.exec_module(gpu)
-    device = torch.device(DEVICE, 0)
-    assert gpu.prefetch_deviation(device) == 0
-    assert 0 <= gpu.clock_deviation(device, size=256, steps=20) < 1
+    bench = Path(__file__).parents[2] / "bench"
+    sys.path[:0] = [str(bench), str(bench / "train")]
+    checks, device = importlib.import_module("gpu_checks"), torch.device(DEVICE, 0)
+    assert checks.prefetch_deviation(device) == 0
+    assert 0 <= checks.clock_deviation(device, size=256, steps=20) < 1
     emulated.configure(manual=1, kernel_seconds=0.01)
-    assert gpu.interface_deviation(device, size=64, steps=20) < 1e-9
+    assert checks.interface_deviation(device, size=64, steps=20) < 1e-9
 
 
 def a_loop_of_one_s_own_is_measured_on_the_device() -> None:

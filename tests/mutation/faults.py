@@ -684,7 +684,7 @@ FAULTS = [
     ),
     Fault("an emulated format is measured to the end", KERNELS, "elif needed > max(share, left / 2):", "elif False:", (T_KERNELS,)),
     Fault("the mean of repetitions beside others", KERNELS, "median(seconds), sorted", "sum(seconds) / len(seconds), sorted", (T_KERNELS,)),
-    Fault("nobody ever disturbs a probe", LIMITS, "if found.timing.uneven > _UNEVEN:", "if found.timing.uneven > 1e9:", (T_KERNELS,)),
+    Fault("nobody ever disturbs a probe", LIMITS, "if timing.uneven > _UNEVEN:", "if timing.uneven > 1e9:", (T_KERNELS,)),
     Fault("Winograd's convolution is a GPU's limit", KERNELS, '("cuDNN", "MIOpen"), 1.2', '("cuDNN", "MIOpen"), 12', (T_KERNELS,)),
     Fault("a disturbed look is believed", LIMITS, "_TOO_LOW = 0.9", "_TOO_LOW = 0.0", (T_LIMITS,)),
     Fault("a limit is kept for ever", LIMITS, "_KEPT_DAYS = 30", "_KEPT_DAYS = 30_000", (T_LIMITS,)),

@@ -12,6 +12,12 @@ from virtual_time import use_virtual_time
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes" / "power"))
 
 
+@pytest.fixture(autouse=True)
+def seen_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The devices here are fakes, which nothing hides."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+
+
 @pytest.fixture
 def virtual_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Meters go by a clock that stands still while anything works: see ``virtual_time.py``."""
