@@ -159,6 +159,26 @@ def test_the_loss_of_each_kind_of_device_is_planned_with_few_operators(make_poin
     assert 0.75 * bf16 < plans["gpu", "default"] - plans["cpu", "off"] < 2 * bf16 and 0 < calls[0] < 6000
 
 
+@pytest.mark.parametrize("placement", [{"fsdp": 2}, {"cp": 2}])
+def test_the_loss_of_a_divided_model_is_planned_as_it_is_not_compiled(placement: dict[str, int], make_point: MakePoint) -> None:
+    """Only its layers are."""
+    off, on = (
+        gpt(
+            make_point,
+            {"preset": "117M"},
+            placement=Placement.of(placement),
+            devices=2,
+            micro_batch=16,
+            global_batch=64,
+            precision="bf16",
+            device_class="gpu",
+            compile=compiled,
+        )
+        for compiled in ("off", "default")
+    )
+    assert memory_plan(on).logits == memory_plan(off).logits
+
+
 def test_another_workload_is_refused(make_point: MakePoint) -> None:
     with pytest.raises(InputError, match="planned for workload 'gpt'"):
         memory_plan(make_point())

@@ -186,8 +186,9 @@ class _Micro:
         """Found by running a layer and the loss on tensors without content."""
         placement, on_cpu = point.placement, point.device_class == "cpu"
         local = dataclasses.replace(config, sequence_length=config.sequence_length // placement.cp)
-        half, in_parts = HALF.get(point.precision), on_cpu or point.compile != "off"
-        masked, chunk = on_cpu and placement.cp > 1, chunk_bytes_of(point.device_class, point.compile != "off")
+        compiled = point.compile != "off" and not placement.split  # of a divided model only the layers are, not the loss
+        half, in_parts = HALF.get(point.precision), on_cpu or compiled
+        masked, chunk = on_cpu and placement.cp > 1, chunk_bytes_of(point.device_class, compiled)
         # A CPU's parts are far smaller, and a kernel of the compiler's holds none; so many of them are quick to count.
         loss = chunk, chunk // 16 if in_parts else chunk
         return _run(local, point.micro_batch, placement.tp, placement.sp, half, cp=placement.cp, masked=masked, loss_bytes=loss)
