@@ -133,7 +133,7 @@ LINES = {
     "campaign": 1_644,
     "cli": 1_621,
     "data": 791,
-    "engine": 4_626,
+    "engine": 4_627,
     "launch": 1_818,
     "metrics": 984,
     "power": 4_827,

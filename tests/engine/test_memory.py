@@ -186,3 +186,11 @@ def test_another_workload_is_refused(make_point: MakePoint) -> None:
         memory_plan(gpt(make_point, {"preset": "4M", "backend": "megatron"}))
     (planned,) = planned_of([make_point(), gpt(make_point, {"preset": "4M"})])
     assert planned.point.workload == "gpt" and planned.plan.peak > 0
+    with pytest.raises(InputError, match="not for mode 'inference'"):
+        memory_plan(gpt(make_point, {"preset": "117M"}, mode="inference"))
+
+
+def test_forward_passes_alone_are_not_left_out_as_a_training_that_does_not_fit(make_point: MakePoint) -> None:
+    """Of 800M parameters at batch 64 a training has 178 GiB by plan, and inference was skipped for it."""
+    points = [gpt(make_point, {"preset": "117M"}, mode=mode) for mode in ("train", "compute", "inference", "data")]
+    assert [one.point.mode for one in planned_of(points)] == ["train", "compute"]

@@ -58,18 +58,19 @@ class MemoryPlan:
 
 
 def is_planned(point: Point) -> bool:
-    """Whether the memory of a point's workload can be planned."""
-    return point.workload == "gpt" and point.params.get("backend", "torch") == "torch"
+    """Whether the memory of a point can be planned: a training's. Forward passes alone need far less."""
+    return point.workload == "gpt" and point.params.get("backend", "torch") == "torch" and point.mode in ("train", "compute")
 
 
 def memory_plan(point: Point) -> MemoryPlan:
     """The plan of a point.
 
     Raises:
-        InputError: the workload is not one whose model can be divided.
+        InputError: the workload is not one whose model can be divided, or the point does not train.
     """
     if not is_planned(point):
         what = f"backend {point.params['backend']!r}" if point.workload == "gpt" else repr(point.workload)
+        what = f"mode {point.mode!r}" if point.mode not in ("train", "compute") else what
         raise InputError(f"memory is planned for workload 'gpt' with backend 'torch', not for {what}", "caraml memory gpt --system SYSTEM")
     config = config_of(Params.model_validate(point.params), point.knobs)
     last = point.placement.pp - 1  # from the second rank on, layers and micro-batches in flight only become fewer, until the loss
