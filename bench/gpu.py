@@ -62,6 +62,8 @@ CHECKING = 150.0
 """Seconds that the checks may take; of one that has not ended then, nothing is known. And those for which points compile."""
 SHARED = 0.8
 """Share of the device's memory that points may take while they compile, all together; the rest is for the checks."""
+AT_ONCE = 3
+"""Points that compile while the device is checked, at most: each is a process with a pool of its own."""
 ROUNDS, TURN = 5, 1.5
 """Turns of CARAML and its peers, and seconds of each."""
 BESIDE = ("gpt2-1024", "resnet50-b256")
@@ -127,7 +129,7 @@ def _too_long(number: int, frame: object) -> None:
 def correctness(options: argparse.Namespace, points: Sequence[PlannedPoint], seconds: float) -> list[Check]:
     """All checks, in a process of their own. The first points compile meanwhile, which would take a minute of each."""
     kind, own = options.device, [__file__, "--device", options.device, "--suite", str(options.suite)]
-    compiled = [str(index) for index, planned in enumerate(points[: options.before]) if planned.point.compile != "off"]
+    compiled = [str(index) for index, planned in enumerate(points[: min(options.before, AT_ONCE)]) if planned.point.compile != "off"]
     with meanwhile([[*own, "--first-step", index, str(SHARED / len(compiled))] for index in compiled], seconds):
         return _checked(kind, seconds)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -110,6 +111,18 @@ def test_points_compile_while_the_device_is_checked(gpu: ModuleType, tmp_path: P
             time.sleep(0.01)
     with pytest.raises(ProcessLookupError):
         os.kill(int(process.read_text()), 0)
+
+
+def test_few_points_compile_at_once(gpu: ModuleType, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many come before the peers: the device's memory is for all of them."""
+    asked: list[list[str]] = []
+    monkeypatch.setattr(gpu, "meanwhile", lambda commands, seconds: asked.extend(commands) or nullcontext())
+    monkeypatch.setattr(gpu, "_checked", lambda kind, seconds: [])
+    points = [SimpleNamespace(point=make_point(compile=how)) for how in ("off", *["default"] * 20)]
+    for before, compiled in ((100, ["1", "2"]), (1, []), (0, [])):
+        asked.clear()
+        gpu.correctness(SimpleNamespace(device="cuda", suite="s.toml", before=before), points, 60.0)
+        assert [command[-2] for command in asked] == compiled and all(float(command[-1]) == gpu.SHARED / 2 for command in asked)
 
 
 def test_a_clock_is_not_wrong_because_others_took_a_turn(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
