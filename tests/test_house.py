@@ -136,7 +136,7 @@ LINES = {
     "engine": 4_627,
     "launch": 1_818,
     "metrics": 984,
-    "power": 4_827,
+    "power": 4_835,
     "reference": 521,
     "report": 4_926,
     "results": 3_168,
@@ -146,7 +146,7 @@ LINES = {
     "worker": 2_242,
     "workloads": 8_655,
 }
-FILES = 189
+FILES = 190
 
 
 def test_no_room_outgrows_its_lines() -> None:

@@ -622,7 +622,7 @@ FAULTS = [
     Fault("drift is never found", STATS, "DRIFTING = 0.01", "DRIFTING = 0.0", (T_STATS,)),
     Fault(
         "power times the interval before it",
-        "power/estimate.py",
+        "power/integral.py",
         "(b - a) * (p + q) / 2 for",
         "(b - a) * p for",
         ("tests/power/test_power_truth.py",),

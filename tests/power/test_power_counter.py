@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sensors import channel, instants, sampled
 
+from caraml.power.counter import counter_energy, unwrap
 from caraml.power.energy import ChannelReadings, domain_energy, window_energy
-from caraml.power.estimate import counter_energy, power_energy, unwrap
+from caraml.power.integral import power_energy
 from caraml.power.model import Channel, WindowEnergy
 from caraml.power.signals import Constant, Square, Telegraph
 from caraml.power.source import with_apparent

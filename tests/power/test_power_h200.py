@@ -19,8 +19,9 @@ import pytest
 from sensors import channel
 
 from caraml.power import Meter
+from caraml.power.counter import counter_energy
 from caraml.power.energy import ChannelReadings, domain_energy
-from caraml.power.estimate import counter_energy, power_energy
+from caraml.power.integral import power_energy
 from caraml.power.model import ChannelEnergy
 from caraml.power.sampler import available_sources
 from caraml.power.source import BUILT_IN, AskedSensors

@@ -14,8 +14,9 @@ from sensors import channel, observed
 from caraml.engine.instruments import NodeSummary, put_together
 from caraml.metrics.energy import energies
 from caraml.metrics.model import Window
+from caraml.power.counter import counter_energy
 from caraml.power.energy import ChannelReadings, window_energy
-from caraml.power.estimate import counter_energy, power_energy
+from caraml.power.integral import power_energy
 from caraml.power.model import Channel
 from caraml.power.signals import Constant, Signal, Square, Telegraph
 from caraml.power.store import ReadingSeries, SeriesEstimate
@@ -153,7 +154,7 @@ def test_another_integration_rule_does_not_pass(monkeypatch: pytest.MonkeyPatch,
         "left rectangle": lambda t, p: sum((b - a) * q for a, b, q in zip(t, t[1:], p, strict=False)),
         "sum without widths": lambda t, p: sum(p) * 0.1,
     }
-    monkeypatch.setattr("caraml.power.estimate.trapezoid", rules[mutant])
+    monkeypatch.setattr("caraml.power.integral.trapezoid", rules[mutant])
     held = [run(SENSORS["power"], SIGNALS[name])[0] for name in ("ramp", "constant")]
     assert min(held) < 0.95
 

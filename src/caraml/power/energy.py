@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, groupby
 
-from caraml.power.estimate import MARGIN, counter_energy, max_power, power_energy
+from caraml.power.counter import MARGIN, counter_energy, max_power
+from caraml.power.integral import power_energy
 from caraml.power.model import BLOCKING, BOUNDARIES, SOME, BoundaryEnergy, Channel, ChannelEnergy, WindowEnergy
 from caraml.power.source import BUILT_IN
 from caraml.power.store import ReadingSeries, SeriesEstimate

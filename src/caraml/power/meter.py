@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from caraml.base.errors import InputError
 from caraml.base.processes import node_key
+from caraml.power.counter import patience
 from caraml.power.energy import ChannelReadings, window_energy
-from caraml.power.estimate import patience
 from caraml.power.model import Channel, WindowEnergy
 from caraml.power.sampler import STALLED_S, Sampler
 from caraml.power.source import Source, SourceUnavailable, UnknownDeviceError, chosen_sources, create_all, entries, source_names

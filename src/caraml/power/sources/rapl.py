@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from caraml.power.estimate import DEFAULT_MAX_POWER_W
+from caraml.power.counter import DEFAULT_MAX_POWER_W
 from caraml.power.model import Boundary, Channel
 from caraml.power.source import SourceUnavailable
 from caraml.power.sources.files import MICRO, FileSource, SensorFile, read_number

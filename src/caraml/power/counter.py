@@ -1,13 +1,8 @@
-"""From readings of one channel to the energy of a window, with a bound: of an energy counter by difference, of power by integration.
+"""From readings of an energy counter to the energy of a window, with a bound: by difference.
 
 A counter shows the energy up to some instant in the recent past: it is refreshed every ``u`` seconds, so a reading at
 time t is E(t - a) with an age a between 0 and u. Every reading is therefore dated back by u/2, the window's edges are
 interpolated between readings, and what the age can still do is part of the bound.
-
-Power is integrated by the trapezoid through the readings, closed at both edges by interpolation. With one reading at a random
-instant of every sampling interval (stratified sampling) the weight of a reading does not depend, on average, on where in
-its interval it fell, so the sum has no bias for any load, also not for one that repeats with the sampling interval.
-Its scatter is estimated from the readings themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +12,6 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from caraml.power.model import Channel
 from caraml.power.store import ReadingSeries, SeriesEstimate, doubles, interpolate, silent, usable_shift
@@ -276,175 +270,3 @@ def _peak(counter: Counter, channel: Channel, start: float, end: float) -> float
             peak = power if peak is None else max(peak, power)
             i = j
     return peak
-
-
-# -- power --------------------------------------------------------------------------------------------------------------------------
-
-MIN_READINGS = 10
-"""A window with fewer readings than this, or fewer updates of the sensor, is too short for its number to be used."""
-
-SIGMAS = 2.1
-"""Half-width of the sampling part in standard deviations: 95 % of a normal distribution is 1.96; the rest is for the error
-of the variance, which is itself estimated."""
-
-QUIET = 0.25
-"""A change is a lone step if its neighbours, three on either side, are below this share of it."""
-
-HIDDEN_SWING = 1.0
-"""What is not seen (inside the window of an averaging sensor, between very few readings) is taken to change by at least
-this share of the highest power that was."""
-
-MIN_MEAN_WINDOWS = 5
-"""A window that is not longer than this many averaging times of the sensor is too short: its edges are most of it."""
-
-NOISE_WEIGHT = 0.7
-"""Variance of the sum per squared residual, for readings that do not depend on each other. A residual is a reading minus
-the line between its neighbours and has 3/2 of the variance of a reading; the weights of stratified instants add 1/24:
-(1 + 1/24) / (3/2)."""
-
-
-def _lone_steps(changes: list[float]) -> list[bool]:
-    """For each change between readings: is it a single jump between two quiet stretches?"""
-    sizes = [abs(change) for change in changes]
-    lone = []
-    for i, size in enumerate(sizes):
-        near = sizes[max(i - 3, 0) : i] + sizes[i + 1 : i + 4]
-        lone.append(size > 0 and all(other <= QUIET * size for other in near))
-    return lone
-
-
-def _told_anew(t: list[float], period: float) -> list[int]:
-    """Indices of the readings that surely are new values: a sensor that holds its value for ``period`` [s] repeats it to whoever asks
-    sooner, and with repeats the scatter would seem smaller than it is. The first reading and the last are always among them."""
-    kept = [0]
-    for i in range(1, len(t) - 1):
-        if t[i] - t[kept[-1]] >= period:
-            kept.append(i)
-    return [*kept, len(t) - 1]
-
-
-def sampling_bound(t: list[float], power: list[float], period: float = 0.0) -> float:
-    """How far the trapezoid sum may be from the integral [J], estimated from the readings at ``t`` [s].
-
-    Of a sensor that holds its value for ``period`` [s], each value counts once. Three cases. A lone step of size D happened somewhere
-    between two readings a gap g apart, and the trapezoid puts it in the middle: a uniform error, variance D² g² / 12 (plus D² period² / 12
-    if the sensor holds its value). Everything else is taken as noise around the line between neighbours, weighted for independent readings.
-    Residuals that all have one sign are curvature, which the trapezoid cuts off: for a parabola a sixth of their weighted sum with even
-    gaps and a quarter with stratified ones.
-    """
-    weight = NOISE_WEIGHT
-    if period > 0:
-        told = _told_anew(t, period)
-        # Those that are kept lie up to an interval further apart than the values are, and stand for as many as were seen.
-        weight *= min(max(period * (len(told) - 1) / (t[-1] - t[0]), (len(told) - 1) / (len(t) - 1)), 1.0)
-        t, power = [t[i] for i in told], [power[i] for i in told]
-    changes = [b - a for a, b in pairwise(power)]
-    gaps = [b - a for a, b in pairwise(t)]
-    lone = _lone_steps(changes)
-    variance, curvature = 0.0, 0.0
-    for change, gap, alone in zip(changes, gaps, lone, strict=True):
-        if alone:
-            variance += change**2 * (gap**2 + period**2) / 12
-    for i in range(1, len(power) - 1):
-        width = (t[i + 1] - t[i - 1]) / 2
-        if lone[i - 1] or lone[i] or width <= 0:
-            continue
-        share = gaps[i - 1] / (2 * width)
-        residual = power[i] - (power[i - 1] + share * (power[i + 1] - power[i - 1]))
-        variance += weight * residual**2 * width**2
-        curvature += residual * width
-    few = 1 + 2 / len(power)  # a variance that comes from few readings is uncertain itself
-    return SIGMAS * few * variance**0.5 + abs(curvature) / 4
-
-
-def trapezoid(t: list[float], power: list[float]) -> float:
-    """Integral of the straight lines through the points [J]."""
-    return sum((b - a) * (p + q) / 2 for (a, p), (b, q) in pairwise(zip(t, power, strict=True)))
-
-
-def power_energy(series: ReadingSeries, channel: Channel, start: float, end: float, interval: float) -> SeriesEstimate:
-    """Energy between ``start`` and ``end`` by integration of power sampled about every ``interval`` seconds.
-
-    Parts of the bound: ``sampling`` (see ``sampling_bound``), ``lag`` (age and averaging at the edges), ``timing``,
-    ``resolution``, ``gaps`` (missing readings, at the lowest to the highest power seen), ``blind`` (time that a
-    part-time sensor does not observe).
-    """
-    estimate = SeriesEstimate()
-    why = silent(series, start, end)
-    if why or len(series) < 2:
-        if seen := estimate.seen_in_part(series.t, start, end, why or "the sensor gave one reading only"):
-            t, power = _closed(series, *seen)
-            estimate.partial_j, estimate.peak_w = trapezoid(t, power), max(power)
-        return estimate
-    shift = usable_shift(channel.age_s, series, end)
-    dated = ReadingSeries(array("d", (t - shift for t in series.t)), series.half, series.value)
-    t, power = _closed(dated, start, end)
-    low, high = min(power), max(power)
-    duration = end - start
-    estimate.energy_j = trapezoid(t, power)
-    estimate.peak_w = high
-
-    window = channel.mean_window_s
-    near = max(window, channel.update_period_s, interval)
-    ranges = [hi - lo for lo, hi in (dated.extremes(at - near, at + near) or (0.0, 0.0) for at in (start, end))]
-    late = channel.age_s - shift
-    held = channel.update_period_s / 2
-    estimate.parts = {
-        "sampling": sampling_bound(t, power, channel.update_period_s),
-        "lag": sum(max(r, HIDDEN_SWING * high) * window / 8 + r * (held + late) for r in ranges),
-        "timing": (high - low) * max(dated.half),
-        "resolution": channel.resolution / 2 * duration,
-    }
-    if _shown(series, channel, start, end) < MIN_READINGS:
-        # Too few readings to estimate their scatter from: assume that the load moves as much as it may inside one interval.
-        around = dated.extremes(start - near, end + near) or (low, high)
-        swing = max(around[1] - around[0], HIDDEN_SWING / 2 * high)
-        estimate.parts["sampling"] = max(estimate.parts["sampling"], swing * duration)
-    _power_defects(estimate, dated, channel, (start, end), interval=interval)
-    if estimate.energy_j < 0:
-        estimate.reason = f"the sensor showed {estimate.energy_j / duration:.3g} W on average, and nothing draws less than 0"
-        estimate.energy_j, estimate.peak_w, estimate.parts = None, None, {}
-    return estimate
-
-
-def _shown(series: ReadingSeries, channel: Channel, start: float, end: float) -> float:
-    """How many values the sensor showed in the window: as many as were read, and no more than it has updates."""
-    updates = round((end - start) / channel.update_period_s, 6) if channel.update_period_s > 0 else math.inf
-    return min(series.count(start, end), updates)
-
-
-def _closed(series: ReadingSeries, start: float, end: float) -> tuple[list[float], list[float]]:
-    """The readings strictly inside the window, with interpolated points at its edges."""
-    inside = [(t, p) for t, p in zip(series.t, series.value, strict=True) if start < t < end]
-    edges = [(at, interpolate(series.t, series.value, at)) for at in (start, end)]
-    points = [edges[0], *inside, edges[1]]
-    return [t for t, _ in points], [p for _, p in points]
-
-
-def _power_defects(
-    estimate: SeriesEstimate, series: ReadingSeries, channel: Channel, window: tuple[float, float], *, interval: float
-) -> None:
-    """Flags and bound of missing readings, of sensors that are blind in between or average, and of shortness."""
-    start, end = window
-    low, high = min(series.value), max(series.value)
-    longest = 3 * max(interval, channel.update_period_s, channel.spacing_s)
-    pauses = ((max(a, start), min(b, end)) for a, b in pairwise(series.t) if b - a > longest)
-    gaps = [(a, b) for a, b in pauses if b > a]
-    missing = sum(b - a for a, b in gaps)
-    if missing > 0:
-        middle = [(interpolate(series.t, series.value, (a + b) / 2), b - a) for a, b in gaps]
-        estimate.parts["gaps"] = sum(max(high - mean, mean - low) * length for mean, length in middle)
-    estimate.coverage = max(0.0, 1.0 - missing / (end - start))
-    if estimate.coverage < 0.99:
-        estimate.flags.add("partial_coverage")
-        estimate.reason = f"no reading during {missing:.3g} s of {end - start:.3g} s"
-    if channel.duty < 1:
-        estimate.parts["blind"] = (high - low) / 2 * (1 - channel.duty) * (end - start)
-    if channel.duty < 1 or (channel.kind == "power_instant" and channel.update_period_s > 0):
-        # The sensor's own instants are regular, and no choice of ours makes them random: a load that repeats with them
-        # looks constant, so there is nothing in the readings that could tell.
-        estimate.flags.add("aliasing_possible")
-    if channel.kind == "power_mean":
-        estimate.flags.add("mean_sensor")
-    if _shown(series, channel, start, end) < MIN_READINGS or end - start < MIN_MEAN_WINDOWS * channel.mean_window_s:
-        estimate.flags.add("too_short")
