@@ -141,7 +141,7 @@ LINES = {
     "report": 4_926,
     "results": 3_168,
     "suite": 2_678,
-    "system": 3_415,
+    "system": 3_417,
     "verify": 1_018,
     "worker": 2_242,
     "workloads": 8_655,

@@ -166,6 +166,17 @@ def test_three_lucky_repetitions_of_a_gpu_are_no_limit(monkeypatch: pytest.Monke
     assert sum(one.rate for one in found) / len(found) == pytest.approx(100 * GIGA, rel=0.01)
 
 
+def test_a_gpu_that_others_use_in_turns_has_the_limit_of_its_fastest_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whose repetitions four in ten took twice as long; a slower one was measured between two turns."""
+    draw, watch = random.Random(8), FakeWatch()
+    todo = family(watch, "cuBLAS", 400 * GIGA, noise=lambda: 2.0 if draw.random() < 0.4 else 1.0) + family(watch, "cuDNN", 385 * GIGA)
+    monkeypatch.setattr(limits, "Stopwatch", lambda device: watch)
+    monkeypatch.setattr(limits, "_device_name", lambda device: "GPU of the test")
+    monkeypatch.setattr(limits, "dense", lambda device, dtype: todo)
+    found = measure("arithmetic", "cuda", "fp32", budget_s=3.0)
+    assert found.library == "cuBLAS" and found.rate == pytest.approx(400 * GIGA)
+
+
 def test_a_convolution_that_is_kept_as_the_limit_of_a_gpu_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the matrix products that it was held against."""
     watch = FakeWatch()

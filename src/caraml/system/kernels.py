@@ -239,6 +239,8 @@ _CONFIRMING = 0.4
 _FINALISTS, _CLOSE = 3, 0.8
 """How many are measured again, and from which share of the best on."""
 _ROUNDS = 2
+_MOST_LUCK = 0.02
+"""What the best of many medians may owe to luck, relative."""
 _GROWTH = 8.0
 """Factor by which a kernel's rate may grow from its smallest shape to the next."""
 _WINOGRAD, _OVER_PRODUCT = ("cuDNN", "MIOpen"), 1.2
@@ -304,11 +306,11 @@ class Search:
     @property
     def best(self) -> tuple[Kernel, Timing]:
         """That whose interval begins at the highest rate, of the choice and of the fastest as measured last: a few lucky repetitions among
-        those of many kernels do not win, nor do those without an interval."""
+        those of many kernels do not win, nor do those without an interval. Wide intervals are of others' turns, which are no luck."""
 
         def surely(one: _Tried) -> float:
             relative = one.timing.relative if one.timing is not None else None
-            return one.rate / (1 + relative) if relative is not None else one.rate if one is self.counted[-1] else 0.0
+            return one.rate / (1 + min(relative, _MOST_LUCK)) if relative is not None else one.rate if one is self.counted[-1] else 0.0
 
         best = max(self.counted, key=surely)
         assert best.timing is not None
