@@ -53,6 +53,7 @@ from caraml.suite.expand import PlannedPoint  # noqa: E402
 from caraml.suite.load import load_suite  # noqa: E402
 from caraml.suite.model import Point  # noqa: E402
 from caraml.system.detect import detect  # noqa: E402
+from caraml.system.nvml import session  # noqa: E402
 
 ANSWER = "check "
 """Begins a line of the process that checks."""
@@ -96,16 +97,19 @@ def ran(command: list[str], seconds: float, hear: Callable[[str], None]) -> str 
 
 
 @contextmanager
-def meanwhile(commands: Sequence[Sequence[str]], seconds: float) -> Iterator[None]:
-    """Run programs while the block runs and, if need be, afterwards, for at most so long; then they are ended."""
+def meanwhile(commands: Sequence[Sequence[str]], seconds: float) -> Iterator[Callable[[], None]]:
+    """Run programs while the block runs; its end ends them. The function that it gets waits for them, until so long after their start."""
     end = time.monotonic() + seconds
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
     programs = [subprocess.Popen([sys.executable, *command], **quiet) for command in commands]
-    try:
-        yield
+
+    def wait() -> None:
         for program in programs:
             with suppress(subprocess.TimeoutExpired):
                 program.wait(max(end - time.monotonic(), 0.0))
+
+    try:
+        yield wait
     finally:
         for program in programs:
             with suppress(ProcessLookupError):
@@ -130,8 +134,19 @@ def correctness(options: argparse.Namespace, points: Sequence[PlannedPoint], sec
     """All checks, in a process of their own. The first points compile meanwhile, which would take a minute of each."""
     kind, own = options.device, [__file__, "--device", options.device, "--suite", str(options.suite)]
     compiled = [str(index) for index, planned in enumerate(points[: min(options.before, AT_ONCE)]) if planned.point.compile != "off"]
-    with meanwhile([[*own, "--first-step", index, str(SHARED / len(compiled))] for index in compiled], seconds):
-        return _checked(kind, seconds)
+    compiled = [] if one_process_at_a_time() else compiled
+    with meanwhile([[*own, "--first-step", index, str(SHARED / len(compiled))] for index in compiled], seconds) as wait:
+        found = _checked(kind, seconds)
+        if not any(one.wrong for one in found):
+            wait()
+    return found
+
+
+def one_process_at_a_time() -> bool:
+    """Whether the driver lets only one process use a GPU (compute mode ``EXCLUSIVE_PROCESS``): a second one would end with an error."""
+    with session() as nvml:
+        modes = [] if isinstance(nvml, str) else [nvml.quietly("nvmlDeviceGetComputeMode", handle) for _, handle in nvml.gpus()]
+        return any(modes)  # 0 is the usual one
 
 
 def _checked(kind: str, seconds: float) -> list[Check]:
@@ -314,7 +329,7 @@ def main() -> int:
     title = f"{system.identity}, torch {torch.__version__}, driver {system.driver}"
     found = Found(title, correctness(options, points, min(CHECKING, left())), [], [], [])
     found.write(options.folder)
-    if any(one.deviation is not None and not one.holds for one in found.checks):
+    if any(one.wrong for one in found.checks):
         say("the device does not compute what it should; nothing is timed")
         return 1
     campaign.store.make()

@@ -36,6 +36,11 @@ class Check:
         return self.deviation is not None and self.deviation <= self.allowed
 
     @property
+    def wrong(self) -> bool:
+        """What is unknown is not."""
+        return self.deviation is not None and not self.holds
+
+    @property
     def in_words(self) -> str:
         """What came of it."""
         if self.deviation is None:

@@ -99,16 +99,18 @@ def test_a_part_that_crashes_or_takes_too_long_takes_nothing_with_it(gpu: Module
 
 
 def test_points_compile_while_the_device_is_checked(gpu: ModuleType, tmp_path: Path) -> None:
-    """The block does not wait for them, its end does; one that is not ready in time is ended."""
+    """They are waited for if somebody asks; one that is not ready in time is ended."""
     told, ready, process = (tmp_path / name for name in ("told", "ready", "process"))
     waits = f"import pathlib, time\nwhile not pathlib.Path({str(told)!r}).exists(): time.sleep(0.01)\nopen({str(ready)!r}, 'w')"
-    with gpu.meanwhile([["-c", waits]], 60.0):
+    with gpu.meanwhile([["-c", waits]], 60.0) as wait:
         told.touch()
+        wait()
     assert ready.exists()
     hangs = f"import os, pathlib, time; pathlib.Path({str(process)!r}).write_text(str(os.getpid())); time.sleep(300)"
-    with gpu.meanwhile([["-c", hangs]], 0.1):
+    with gpu.meanwhile([["-c", hangs]], 0.1) as wait:
         while not process.exists() or not process.read_text():
             time.sleep(0.01)
+        wait()
     with pytest.raises(ProcessLookupError):
         os.kill(int(process.read_text()), 0)
 
@@ -116,13 +118,22 @@ def test_points_compile_while_the_device_is_checked(gpu: ModuleType, tmp_path: P
 def test_few_points_compile_at_once(gpu: ModuleType, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many come before the peers: the device's memory is for all of them."""
     asked: list[list[str]] = []
-    monkeypatch.setattr(gpu, "meanwhile", lambda commands, seconds: asked.extend(commands) or nullcontext())
+    waited: list[int] = []
+    monkeypatch.setattr(gpu, "meanwhile", lambda commands, seconds: asked.extend(commands) or nullcontext(lambda: waited.append(1)))
     monkeypatch.setattr(gpu, "_checked", lambda kind, seconds: [])
     points = [SimpleNamespace(point=make_point(compile=how)) for how in ("off", *["default"] * 20)]
     for before, compiled in ((100, ["1", "2"]), (1, []), (0, [])):
         asked.clear()
         gpu.correctness(SimpleNamespace(device="cuda", suite="s.toml", before=before), points, 60.0)
         assert [command[-2] for command in asked] == compiled and all(float(command[-1]) == gpu.SHARED / 2 for command in asked)
+    monkeypatch.setattr(gpu, "_checked", lambda kind, seconds: [gpu.Check("x", 1.0, 0.1)])
+    gpu.correctness(SimpleNamespace(device="cuda", suite="s.toml", before=3), points, 60.0)
+    assert len(waited) == 3, "nothing is timed on a device that is wrong"
+    modes = SimpleNamespace(gpus=lambda: [(0, "a"), (1, "b")], quietly=lambda function, gpu: {"a": 0, "b": 3}[gpu])
+    monkeypatch.setattr(gpu, "session", lambda: nullcontext(modes))
+    asked.clear()
+    gpu.correctness(SimpleNamespace(device="cuda", suite="s.toml", before=3), points, 60.0)
+    assert asked == [], "a process that compiles would have the only context"
 
 
 def test_a_clock_is_not_wrong_because_others_took_a_turn(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
