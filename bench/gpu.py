@@ -36,7 +36,7 @@ if MISSING:
     sys.exit(f"not installed: {', '.join(MISSING)}; next step: pip install {' '.join(MISSING)}, or PYTHONPATH with a folder that has them")
 
 import torch  # noqa: E402
-from gpu_checks import Check, check, checks_of  # noqa: E402
+from gpu_checks import Check, check, checks_of, compiles  # noqa: E402
 from spec import step_of  # noqa: E402
 
 from caraml.base.files import write_file  # noqa: E402
@@ -167,15 +167,15 @@ def _checked(kind: str, seconds: float) -> list[Check]:
 def beside(work: str, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
     """CARAML and its peers in turns: the table, the turns, and why there is less than that."""
     lines: list[str] = []
-    kept = options.folder / f"beside-{work}.json"
+    kept, how = options.folder / f"beside-{work}.json", "compiled" if compiles(options.device) else "eager"
     paths = [f"--{peer}={getattr(options, peer)}" for peer in ("nanogpt", "timm", "torchvision") if getattr(options, peer)]
-    asked = [work, "--device", options.device, "--precision", options.precision, "--compile", "compiled", "--json", str(kept), *paths]
+    asked = [work, "--device", options.device, "--precision", options.precision, "--compile", how, "--json", str(kept), *paths]
     asked += ["--rounds", str(ROUNDS), "--seconds", str(TURN), *(["--batch", str(options.batch)] if options.batch else [])]
     failed = ran(
         [str(ROOT / "bench/train/compare.py"), *asked, "--threads", "1"], seconds, lambda line: lines.append(line) or say(f"    {line}")
     )
     told = [line for line in lines if line.startswith(("|", "left out"))]
-    return {"work": work, "table": told, "failed": failed}
+    return {"work": work, "how": how, "table": told, "failed": failed}
 
 
 class Lines:
@@ -251,7 +251,7 @@ class Found:
         lines += ["", "| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
         lines += ["| " + " | ".join(column(record) for column in COLUMNS.values()) + " |" for record in self.records]
         for one_beside in self.beside:
-            lines += ["", f"## {one_beside['work']}, all compiled", "", *one_beside["table"]]
+            lines += ["", f"## {one_beside['work']}, all {one_beside['how']}", "", *one_beside["table"]]
             lines += [f"\n{one_beside['failed']}"] if one_beside["failed"] else []
         if self.left_out:
             lines += ["", f"Left out, because the time was over: {', '.join(self.left_out)}."]

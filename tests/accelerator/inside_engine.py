@@ -233,6 +233,8 @@ def the_bench_for_accelerators_finds_this_one_right() -> None:
     sys.path[:0] = [str(bench), str(bench / "train")]
     checks, device = importlib.import_module("gpu_checks"), torch.device(DEVICE, 0)
     assert checks.prefetch_deviation(device) == 0
+    truth = checks.gpt_losses(torch.device("cpu"), "fp32")
+    assert checks.largest_relative(checks.gpt_losses(device, "fp32"), truth) < 1e-6
     assert 0 <= checks.clock_deviation(device, size=256, steps=20) < 1
     emulated.configure(manual=1, kernel_seconds=0.01)
     assert checks.interface_deviation(device, size=64, steps=20) < 1e-9

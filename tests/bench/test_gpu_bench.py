@@ -236,6 +236,12 @@ def test_who_ends_it_ends_all_that_it_started(gpu: ModuleType, monkeypatch: pyte
         signal.signal(signal.SIGTERM, here)
 
 
+def test_nothing_is_compiled_where_torch_does_not(gpu: ModuleType) -> None:
+    claims = {kind: [claim for claim, _, _ in gpu.checks_of(torch.device(kind)) if "compiled" in claim] for kind in ("cuda", "xpu", "mps")}
+    assert [len(claims[kind]) for kind in claims] == [2, 2, 0]
+    assert [gpu.compiles(kind) for kind in ("cuda", "xpu", "mps", "cpu", "npu")] == [True, True, False, False, False]
+
+
 def test_without_a_gpu_it_says_so(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(gpu, "accelerator_type", lambda: None)
     monkeypatch.setattr(sys, "argv", ["gpu.py"])
@@ -252,7 +258,7 @@ def test_the_table_shows_what_the_record_says(gpu: ModuleType, make_point: MakeP
     metrics = {"throughput": Metric(value=1000.0, unit="token/s", low=990.0, high=1010.0), "mfu": Metric(value=0.42, unit="1")}
     point = make_point()
     record = Record(key=point.key, attempt=1, point=point, status="ok", flags=["busy_machine"], started_at="x", metrics=metrics)
-    beside = {"work": "w", "table": ["| step of | x |"], "failed": "not ready within 3 s"}
+    beside = {"work": "w", "how": "compiled", "table": ["| step of | x |"], "failed": "not ready within 3 s"}
     gpu.Found("T", [gpu.Check("claim", 0.5, 0.1)], [record], [beside], ["later"]).write(tmp_path)
     text = (tmp_path / "gpu.md").read_text()
     assert "1,000 token/s ± 1.0 %" in text and "42.0 %" in text and "**no**" in text and "ok busy_machine" in text and "later" in text
