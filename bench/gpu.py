@@ -271,8 +271,9 @@ class Found:
 
 
 def small(record: Record) -> dict[str, Any]:
-    """A record without the machine's description and the raw files."""
-    return record.model_dump(mode="json", exclude={"system", "environment", "files", "idle"})
+    """A record without the machine's description and name, and the raw files."""
+    left_out = dict.fromkeys(("system", "environment", "files", "idle"), True) | {"energy": {"node"}}
+    return record.model_dump(mode="json", exclude=left_out)
 
 
 def within(planned: PlannedPoint, seconds: float) -> PlannedPoint:

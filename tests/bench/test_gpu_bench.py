@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from caraml.metrics.model import Metric
+from caraml.power.model import WindowEnergy
 from caraml.results.record import Record
 from caraml.results.store import RECORD, read_record
 from caraml.suite.expand import expand
@@ -258,9 +259,12 @@ def test_the_table_shows_what_the_record_says(gpu: ModuleType, make_point: MakeP
     metrics = {"throughput": Metric(value=1000.0, unit="token/s", low=990.0, high=1010.0), "mfu": Metric(value=0.42, unit="1")}
     point = make_point()
     record = Record(key=point.key, attempt=1, point=point, status="ok", flags=["busy_machine"], started_at="x", metrics=metrics)
+    record = record.model_copy(update={"energy": WindowEnergy("measure", 0.0, 1.0, node="login-7:42")})
     beside = {"work": "w", "how": "compiled", "table": ["| step of | x |"], "failed": "not ready within 3 s"}
     gpu.Found("T", [gpu.Check("claim", 0.5, 0.1)], [record], [beside], ["later"]).write(tmp_path)
     text = (tmp_path / "gpu.md").read_text()
     assert "1,000 token/s ± 1.0 %" in text and "42.0 %" in text and "**no**" in text and "ok busy_machine" in text and "later" in text
     assert "## w, all compiled" in text and "| step of | x |" in text and "not ready within 3 s" in text
-    assert json.loads((tmp_path / "gpu.json").read_text())["records"][0]["metrics"]["throughput"]["value"] == 1000.0
+    (kept,) = json.loads((tmp_path / "gpu.json").read_text())["records"]
+    assert kept["metrics"]["throughput"]["value"] == 1000.0
+    assert kept["energy"]["end"] == 1.0 and "login-7" not in json.dumps(kept), "results may be shown to others"

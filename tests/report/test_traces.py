@@ -153,7 +153,7 @@ def test_a_counter_becomes_power(tmp_path: Path) -> None:
 
 
 def test_a_counter_as_slow_as_its_readings_shows_the_power_and_not_its_jitter(tmp_path: Path) -> None:
-    """As NVIDIA's: 700 W, read every 100 ms, updated 80 to 135 ms after the last time."""
+    """As NVIDIA's: 700 W, read every 100 ms, seen with a new value 80 to 135 ms after the last time."""
     draw, updates = random.Random(1), [0.0]
     while updates[-1] < 40:
         updates.append(updates[-1] + draw.uniform(0.08, 0.135))

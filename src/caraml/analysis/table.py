@@ -217,8 +217,8 @@ def _trace(channel: str, kind: str, seconds: array[float], values: array[float])
 def slopes(seconds: Sequence[float], joules: Sequence[float]) -> Iterator[tuple[int, float, float]]:
     """Index of a reading of a counter that finds a new value, time of the earlier one that it is set against, and the power between [W].
 
-    Over times long enough to show the power and not the sensor's time jitter, which a slope over one update would: an H200's counter, read
-    every 100 ms, is updated 80 to 135 ms after the last time, and two updates of 700 W look like 500 to 900.
+    Over times long enough to show the power and not the jitter of readings, which a slope over one update would: an H200's counter has a
+    new value every 100 ms, is read as often and seen with it 65 to 135 ms after the last; 700 W then look like 400 to 1,000.
     """
     last_time, last = seconds[0], joules[0]
     before = last

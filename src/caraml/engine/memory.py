@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from caraml.base.errors import InputError
 from caraml.engine.precision import HALF
-from caraml.suite.model import Placement, Point
+from caraml.suite.model import TRAINING, Placement, Point
 from caraml.suite.placement import ModelShape, impossible, layers_of_stage
 from caraml.system.model import System
 from caraml.workloads.base import Attend
@@ -59,7 +59,7 @@ class MemoryPlan:
 
 def is_planned(point: Point) -> bool:
     """Whether the memory of a point can be planned: a training's. Forward passes alone need far less."""
-    return point.workload == "gpt" and point.params.get("backend", "torch") == "torch" and point.mode in ("train", "compute")
+    return point.workload == "gpt" and point.params.get("backend", "torch") == "torch" and point.mode in TRAINING
 
 
 def memory_plan(point: Point) -> MemoryPlan:
@@ -70,7 +70,7 @@ def memory_plan(point: Point) -> MemoryPlan:
     """
     if not is_planned(point):
         what = f"backend {point.params['backend']!r}" if point.workload == "gpt" else repr(point.workload)
-        what = f"mode {point.mode!r}" if point.mode not in ("train", "compute") else what
+        what = f"mode {point.mode!r}" if point.mode not in TRAINING else what
         raise InputError(f"memory is planned for workload 'gpt' with backend 'torch', not for {what}", "caraml memory gpt --system SYSTEM")
     config = config_of(Params.model_validate(point.params), point.knobs)
     last = point.placement.pp - 1  # from the second rank on, layers and micro-batches in flight only become fewer, until the loss

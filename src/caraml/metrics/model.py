@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, JsonValue, TypeAdapter
 
 from caraml.base.errors import unknown_name
 from caraml.base.toml import FrozenModel
-from caraml.suite.model import Mode, Point
+from caraml.suite.model import TRAINING, Mode, Point
 
 ONLY_TRAINED = "only mode train validates and saves"
 """Why there is no metric of a trained model in other modes."""
@@ -118,7 +118,7 @@ class Facts(FiniteModel):
 
     def in_mode(self, mode: Mode) -> Facts:
         """What is known of the work in a mode: inference goes forward only and reading computes nothing, so neither may count more."""
-        if mode in ("train", "compute"):
+        if mode in TRAINING:
             return self
         flops = self.forward_flops_per_item if mode == "inference" else None
         seen = self.causal_flops_per_item

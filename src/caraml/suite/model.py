@@ -170,6 +170,8 @@ class Knobs(FrozenModel):
 Mode = Literal["train", "compute", "data", "inference"]
 """``train``: real input pipeline. ``compute``: batches already on the device. ``data``: the input pipeline alone. ``inference``: real
 input, forward passes only."""
+TRAINING: tuple[Mode, ...] = ("train", "compute")
+"""Modes whose steps have a backward pass and an update."""
 Stated = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 Precision = Stated | Literal["not stated"]
 NOT_STATED: Literal["not stated"] = "not stated"

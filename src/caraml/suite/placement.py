@@ -21,7 +21,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from caraml.base.format import count
-from caraml.suite.model import Placement, Point, Schedule
+from caraml.suite.model import TRAINING, Placement, Point, Schedule
 from caraml.system.model import DeviceClass
 
 NEEDED = "needed/"
@@ -249,7 +249,7 @@ def _contradiction(point: Point, params: BaseModel) -> str | None:
     unfit = getattr(params, "unfit", None)  # of a workload that has more to say than a placement must know
     if unfit is not None and (reason := unfit(point)) is not None:
         return str(reason)
-    if getattr(params, "own_step", False) and point.accumulation > 1 and point.mode in ("train", "compute"):
+    if getattr(params, "own_step", False) and point.accumulation > 1 and point.mode in TRAINING:
         return f"{point.workload} makes its own step over the whole batch: expected micro_batch = {point.global_batch // point.world}"
     if point.compile != "off" and (reason := getattr(params, "uncompiled", None)) is not None:
         return f'{reason}: expected compile = "off", found {point.compile!r}'
