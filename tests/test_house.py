@@ -133,7 +133,7 @@ LINES = {
     "campaign": 1_644,
     "cli": 1_621,
     "data": 791,
-    "engine": 4_627,
+    "engine": 4_632,
     "launch": 1_818,
     "metrics": 984,
     "power": 4_835,

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.metadata import TensorProperties
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 
 from caraml.base.errors import InputError
 from caraml.engine.parallel import checkpoint
 from caraml.engine.ranks import Ranks
+from caraml.engine.steps import rates
 from tests.security.users import ATTACKER, as_user, needs_two_users, own_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -57,10 +58,19 @@ def load(folder: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def test_a_checkpoint_gives_weights_and_numbers_back(written: Path) -> None:
-    (before, _), (model, optimizer) = trained(0), load(written)
+def test_a_checkpoint_gives_weights_and_moments_back(written: Path) -> None:
+    """What the optimizer was set to is the business of the run that takes it up: its rate had fallen to a tenth of a tenth."""
+    before, updated = trained(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.3, weight_decay=0.5)
+    checkpoint.load([model], [optimizer], written, Ranks())
     assert torch.equal(model.weight, before.weight)  # type: ignore[arg-type]
-    assert optimizer.param_groups[0]["lr"] == 0.1
+    for ours, theirs in zip(optimizer.state.values(), updated.state.values(), strict=True):
+        assert ours["step"] == 1 and torch.equal(ours["exp_avg_sq"], theirs["exp_avg_sq"])
+    schedule = rates([optimizer], lambda step: 1 / (1 + step))[0]
+    optimizer.step()
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.15 and optimizer.param_groups[0]["weight_decay"] == 0.5
 
 
 def changed(folder: Path, change: Callable[[Any], None]) -> None:
@@ -98,7 +108,18 @@ def packed(content: bytes) -> bytes:
     return file.getvalue()
 
 
-RATE = "optimizer.param_groups.weight.lr"
+BIAS = "model.bias"
+
+
+def as_a_number_of(folder: Path, value: object) -> None:
+    """Let the checkpoint say of a tensor that it is a plain value, this one."""
+    replaced(folder, BIAS, saved(value))
+
+    def say(description: Any) -> None:
+        description.state_dict_metadata[BIAS] = BytesStorageMetadata()
+        description.storage_data[MetadataIndex(BIAS)] = part_of(description, BIAS)
+
+    changed(folder, say)
 
 
 def as_description(folder: Path) -> None:
@@ -110,7 +131,7 @@ def inside_the_description(folder: Path) -> None:
 
 
 def as_a_number(folder: Path) -> None:
-    replaced(folder, RATE, saved(Act(folder / "ran")))
+    as_a_number_of(folder, Act(folder / "ran"))
 
 
 def as_a_tensor(folder: Path) -> None:
@@ -198,8 +219,8 @@ def test_a_description_without_end_is_refused(written: Path) -> None:
 
 
 def test_a_number_of_a_megabyte_is_refused(written: Path) -> None:
-    replaced(written, RATE, saved("x" * (1 << 20)))
-    with pytest.raises(InputError, match=f"{RATE}: found .* bytes, at most"):
+    as_a_number_of(written, "x" * (1 << 20))
+    with pytest.raises(InputError, match=f"{BIAS}: found .* bytes, at most"):
         load(written)
 
 

@@ -37,6 +37,8 @@ _ROOM = ".{:016x}.tmp"
 """Of a checkpoint that is being written, a folder in its own."""
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 """Optimizer state by the names of parameters, so that stages can be put together and parameters divided anew."""
+_SETTINGS = "param_groups."
+"""How the names of an optimizer's settings begin, such as its learning rate; all else of its state belongs to parameters."""
 
 
 def save(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], folder: Path | None, beside: Path, ranks: Ranks) -> None:
@@ -105,6 +107,8 @@ def _together(place: Path, ranks: Ranks) -> Iterator[None]:
 def load(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], folder: Path, ranks: Ranks) -> None:
     """Read weights and optimizer state that were saved at this placement or any other of the same model. Collective.
 
+    The optimizers keep their own settings: learning rate, weight decay and the like are those that this run was asked for.
+
     The checkpoint may be another person's: of its pickled parts only plain data and torch's own descriptions of tensors are read.
 
     Raises:
@@ -113,6 +117,7 @@ def load(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer
     if not (folder / ".metadata").exists():
         raise InputError(f"no checkpoint in {folder}", "give the folder that `save_to` named in the run that wrote it")
     state = _state(stages, optimizers)
+    state["optimizer"] = {name: value for name, value in state["optimizer"].items() if not name.startswith(_SETTINGS)}
     try:
         with _plans_between_ranks():
             dcp.load(state, storage_reader=_Reader(folder), planner=_Planner(), process_group=ranks.hosts)
@@ -121,7 +126,7 @@ def load(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer
         raise InputError(found, "give one of the same model: the workload, backend and sizes of the run that wrote it") from error
     for stage, optimizer in zip(stages, optimizers, strict=True):
         weights, moments = get_state_dict(stage, optimizer, options=_FLAT)
-        ours = {name: state["model"][name] for name in weights}, {name: state["optimizer"][name] for name in moments}
+        ours = {name: state["model"][name] for name in weights}, {name: state["optimizer"].get(name, own) for name, own in moments.items()}
         set_state_dict(stage, optimizer, model_state_dict=ours[0], optim_state_dict=ours[1], options=_FLAT)
 
 
@@ -232,7 +237,7 @@ class _Reader(FileSystemReader):
 
 
 class _Planner(dcp.DefaultLoadPlanner):
-    """Reads what is no tensor (learning rates and the like) as plain values."""
+    """Reads what is no tensor, or is said to be none, as plain values."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         if value.getbuffer().nbytes > LINE:
