@@ -140,7 +140,7 @@ LINES = {
     "reference": 521,
     "report": 4_926,
     "results": 3_168,
-    "suite": 2_680,
+    "suite": 2_687,
     "system": 3_417,
     "verify": 1_018,
     "worker": 2_242,

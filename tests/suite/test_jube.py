@@ -521,6 +521,27 @@ def test_why_no_step_is_found_is_told(language: Path, images: Path) -> None:
         suite_from_script(images, [])
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("init_with: platform.xml", 'init_with: "EVIL"'),
+        ('tag: "A100", _: "A100"', 'tag: "A100", _: "EVIL"'),
+        ("{from: platform.xml,", '{from: "EVIL",'),
+        ("_: OSCAR", '_: "EVIL"'),
+        ("{name: queue,", '{name: "EVIL",'),
+        ("use: [machine,", 'use: [machine, "EVIL",'),
+        ("mode: shell", 'mode: "EVIL"'),
+    ],
+)
+def test_nothing_in_a_script_becomes_a_benchmark_of_its_own(language: Path, old: str, new: str) -> None:
+    """A comment that the author of the script could end would begin a program, which the suite's user would start as its own."""
+    lines = r"x\n[[benchmark]]\nname = 'e'\nworkload = 'command'\nparams = { argv = ['sh', '-c', 'id'] }\n#\e[2J"
+    language.write_text(LANGUAGE.replace(old, new.replace("EVIL", lines)))
+    text = suite_from_script(language, ["800M", "A100"])
+    assert [benchmark["workload"] for benchmark in tomllib.loads(text)["benchmark"]] == ["gpt"] and "[[benchmark]] name = " in text
+    assert all(character.isprintable() or character == "\n" for character in text)
+
+
 def test_formulas_are_values_and_never_code() -> None:
     assert Formula("{'a': '1;2', 'b': '3'}['a']").value() == "1;2"
     assert Formula("7 // 2 if (16 == 16) or (4 == 1) else 16").value() == 3

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from caraml.base.errors import InputError, in_a_line, unknown_name
+from caraml.base.format import printable
 from caraml.base.limits import JUBE_ROWS, too_large
 from caraml.suite.jube_script import (
     DEPTH,
@@ -145,9 +147,14 @@ def suite_from_script(path: Path, tags: Sequence[str], name: str | None = None) 
         "benchmark": [benchmark],
     }
     system = parameters.elements.get("system_name")
-    start = f"# caraml run THIS_FILE --system {system.text.strip()}\n" if system is not None else ""
-    lines = [f"# {path.name}:{line}: {text}" for line, text in sorted(set(notes))]
+    start = f"{_comment(f'caraml run THIS_FILE --system {shlex.quote(system.text.strip())}')}\n" if system is not None else ""
+    lines = [_comment(f"{path.name}:{line}: {text}") for line, text in sorted(set(notes))]
     return start + tomli_w.dumps(suite) + ("\n# Not in this suite:\n" + "\n".join(lines) + "\n" if lines else "")
+
+
+def _comment(text: str) -> str:
+    """A comment of one line, whatever is in the names and texts of the script: a line of its own would be a part of the suite."""
+    return f"# {printable(' '.join(text.split()))}"
 
 
 def _training(
