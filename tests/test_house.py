@@ -129,7 +129,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_858,
-    "base": 2_857,
+    "base": 2_869,
     "campaign": 1_644,
     "cli": 1_621,
     "data": 791,

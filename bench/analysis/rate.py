@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from noise import Array, Machine, Shape, ar1, bench, lognormal, student, white
 
-from caraml.base.stats import mean_interval, quantile_interval
+from caraml.base.stats import independent_steps, mean_interval, quantile_interval
 from caraml.engine.control import judge, look, seen, steps_until_next_look, warm_up_over
 from caraml.engine.device import CudaDevice
 from caraml.metrics.model import Metric, Peak
@@ -147,12 +147,14 @@ def tables(runs: float = 200) -> None:
     _print("interval of the rate alone holds | with the probe's", [utilisation(5 * int(runs))])
 
 
+AR9 = ar1(0.9)
 SHAPES: tuple[tuple[str, Shape], ...] = (
     ("independent", white),
     ("lognormal 0.3", lognormal(0.3)),
     ("Student t, 3 degrees", student(3)),
     ("AR(1) 0.5", ar1(0.5)),
-    ("AR(1) 0.9", ar1(0.9)),
+    ("AR(1) 0.9", AR9),
+    ("AR(1) 0.9, one step in fifty long", lambda rng, n: AR9(rng, n) + 100.0 * (rng.random(n) < 0.02)),
 )
 
 
@@ -162,7 +164,7 @@ def quantile(shape: Shape, n: int, at: float, runs: int) -> str:
     truth, held = float(np.quantile(shape(rng, 1_000_000), at)), []
     for _ in range(runs):
         x = 1 + 0.05 * shape(rng, n)
-        ends = quantile_interval(np.sort(x), at, mean_interval(x).effective_n)
+        ends = quantile_interval(np.sort(x), at, independent_steps(x, float(np.quantile(x, at))))
         held += [] if ends is None else [ends[0] <= 1 + 0.05 * truth <= ends[1]]
     return share(held) if len(held) > runs / 2 else "too few"
 

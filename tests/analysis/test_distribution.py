@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from run_factory import run
+from scipy.signal import lfilter
 
 from caraml.analysis.table import Steps, batches
 from caraml.base.stats import elbow, median_error, ranks
@@ -44,6 +45,13 @@ def test_the_median_s_error_is_that_of_its_scatter() -> None:
     stated = float(np.median([median_error(draw.tolist()) or 0 for draw in draws]))
     assert stated == pytest.approx(scatter, rel=0.25)
     assert median_error([1.0] * 5) is None
+
+
+def test_the_median_s_error_is_that_of_steps_with_a_memory_among_checkpoints() -> None:
+    noise = lfilter([np.sqrt(1 - 0.81)], [1, -0.9], np.random.default_rng(5).standard_normal((200, 1100)))[:, 100:]
+    draws = 1 + 0.02 * noise + 5 * (np.arange(1000) % 50 == 7)
+    stated = float(np.median([median_error(draw) or 0 for draw in draws]))
+    assert stated == pytest.approx(float(np.median(draws, axis=1).std()), rel=0.4)
 
 
 def test_a_slow_rank_is_named_with_its_delay() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.signal import lfilter
 
 from caraml.base.stats import quantile_interval
 from caraml.metrics.energy import ENERGY_METRICS, powers
@@ -216,6 +218,17 @@ def test_quantiles_of_steps_hold_theirs_whatever_the_distribution() -> None:
     for share, truth, n in ((0.5, 1.0, 20), (0.95, float(np.exp(0.3 * 1.6448536)), 100)):
         found = [quantile_interval(np.sort(rng.lognormal(0, 0.3, n)), share) for _ in range(1000)]
         assert 935 <= sum(ends is not None and ends[0] <= truth <= ends[1] for ends in found) <= 985
+
+
+def test_long_steps_do_not_hide_from_the_median_that_the_others_resemble_their_neighbours() -> None:
+    """Checkpoints are nearly all that the mean varies by, and independent: the interval held the truth in half of the runs."""
+    rng, held = np.random.default_rng(6), 0
+    for _ in range(100):
+        noise = lfilter([math.sqrt(1 - 0.81)], [1, -0.9], rng.standard_normal(1100))[100:]
+        steps = 0.05 * (1 + 0.02 * noise + 5 * (np.arange(1000) % 50 == 7))
+        median = derive(measured(steps=tuple(steps)), None, None, SHEET, PROBED)["step_time_median"]
+        held += median.low is not None and median.high is not None and median.low <= 0.05 * (1 + 0.02 * 0.025) <= median.high
+    assert held >= 88
 
 
 def test_steps_that_are_too_few_for_a_quantile_say_so() -> None:

@@ -211,6 +211,18 @@ def drift(series: Series) -> float:
     return blocks(series).drift if len(series) else 0.0
 
 
+def independent_steps(series: Series, value: float, before: Series = ()) -> float:
+    """How many independent ones the values are worth that a quantile at ``value`` is estimated from; ``before`` as in
+    :func:`mean_interval`.
+
+    As many as for their mean, or as for the share of them below ``value`` (of equal ones half counts), whichever are fewer: a few long
+    steps, as of checkpoints, are most of what the mean varies by, and say nothing of how much the others resemble their neighbours.
+    """
+    x, earlier = np.asarray(series, dtype=np.float64), np.asarray(before, dtype=np.float64)
+    below, earlier_below = ((np.sign(value - part) + 1) / 2 for part in (x, earlier))
+    return min(mean_interval(x, before=earlier).effective_n, mean_interval(below, before=earlier_below).effective_n)
+
+
 def quantile_interval(ordered: Series, share: float, independent: float | None = None) -> tuple[float, float] | None:
     """95 % confidence interval of the quantile at ``share``: two order statistics, whatever the distribution (Conover 1999, 3.2).
 
@@ -278,11 +290,11 @@ def elbow(times: Series) -> Elbow | None:
 def median_error(times: Series) -> float | None:
     """Relative standard error of the median step, from the order statistics around it; ``None`` for fewer than 20 steps.
 
-    The number of independent steps is that of :func:`mean_interval`.
+    The number of independent steps is that of :func:`independent_steps`.
     """
     if len(times) < FEWEST:
         return None
-    reach = 0.5 / math.sqrt(max(mean_interval(times).effective_n, 4.0))
+    reach = 0.5 / math.sqrt(max(independent_steps(times, float(np.median(times))), 4.0))
     low, high = np.quantile(times, [max(0.5 - reach, 0.0), min(0.5 + reach, 1.0)])
     return float(math.log(high / low) / 2) if low > 0 else None
 

@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from caraml.base.stats import Interval, mean_interval, quantile_interval
+from caraml.base.stats import Interval, independent_steps, mean_interval, quantile_interval
 from caraml.metrics.energy import energies
 from caraml.metrics.model import Bandwidth, Facts, Measured, Metric, Peak, Window, scaled, unknown
 from caraml.power.model import WindowEnergy
@@ -101,7 +100,7 @@ def _step_times(measured: Measured, interval: Interval) -> dict[str, Metric]:
         "window_time": seconds(window.seconds),
         "steps": Metric(value=window.steps, unit="1"),
         "step_time_mean": Metric(value=mean, unit="s", low=low, high=high, n=interval.n),
-        **{name: _quantile(np.sort(steps), share, interval) for name, share in _QUANTILES.items()},
+        **{name: _quantile(measured, share) for name, share in _QUANTILES.items()},
         "step_time_min": seconds(min(steps)),
         "step_time_max": seconds(max(steps)),
         "first_step_time": seconds(measured.first_step_time).model_copy(update={"n": 1}),
@@ -109,13 +108,14 @@ def _step_times(measured: Measured, interval: Interval) -> dict[str, Metric]:
     }
 
 
-def _quantile(ordered: NDArray[np.float64], share: float, interval: Interval) -> Metric:
-    """A quantile of the step times. The interval of their mean says how many independent steps the window is worth."""
-    if ordered.size * min(share, 1 - share) < 1:
-        return Metric(value=None, unit="s", n=interval.n, reason=f"{ordered.size} steps have no {100 * share:.0f}th percentile")
-    value = float(np.quantile(ordered, share))
-    found = Metric(value=value, unit="s", n=interval.n)
-    ends = quantile_interval(ordered, share, interval.effective_n)
+def _quantile(measured: Measured, share: float) -> Metric:
+    """A quantile of the step times, with an interval for as many independent steps as the window is worth to it."""
+    steps = np.asarray(measured.window_steps, dtype=np.float64)
+    if steps.size * min(share, 1 - share) < 1:
+        return Metric(value=None, unit="s", n=steps.size, reason=f"{steps.size} steps have no {100 * share:.0f}th percentile")
+    value = float(np.quantile(steps, share))
+    found = Metric(value=value, unit="s", n=steps.size)
+    ends = quantile_interval(np.sort(steps), share, independent_steps(steps, value, measured.before))
     if ends is None:
         return found.model_copy(update={"reason": "too few independent steps for an interval"})
     return found.model_copy(update={"low": min(ends[0], value), "high": max(ends[1], value)})
