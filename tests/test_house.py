@@ -129,7 +129,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_858,
-    "base": 2_869,
+    "base": 2_872,
     "campaign": 1_644,
     "cli": 1_621,
     "data": 791,
@@ -139,11 +139,11 @@ LINES = {
     "power": 4_835,
     "reference": 521,
     "report": 4_926,
-    "results": 3_168,
-    "suite": 2_687,
+    "results": 3_182,
+    "suite": 2_689,
     "system": 3_417,
     "verify": 1_018,
-    "worker": 2_242,
+    "worker": 2_243,
     "workloads": 8_655,
 }
 FILES = 190

@@ -168,6 +168,8 @@ def test_ranks_of_flux_and_of_pals_share_the_name_of_their_launch() -> None:
     """Both say the rank as PMI does; Flux has a job for each launch, and PALS numbers those within a job of PBS."""
     flux = [{"FLUX_JOB_ID": "f2Z", "FLUX_TASK_LOCAL_ID": "0", "PMI_RANK": each, "PMI_SIZE": "2"} for each in ("0", "1")]
     assert [rank(each) for each in flux] == [0, 1] and {job(each) for each in flux} == {"f2Z"}
+    inside = [{"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "FLUX_JOB_ID": launch} for launch in ("f2Z", "f3A")]
+    assert [job(each) for each in inside] == ["5.f2Z.0", "5.f3A.0"], "srun has started Flux once"
     pals = [{"PBS_JOBID": "7.pbs", "PALS_APID": launch, "PMI_RANK": "1", "PMI_SIZE": "2"} for launch in ("a", "b")]
     assert [job(each) for each in pals] == ["7.pbs.a", "7.pbs.b"]
 

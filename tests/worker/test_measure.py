@@ -26,6 +26,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 import caraml
+from caraml.analysis.grouping import work_of
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.engine.device import CpuDevice
 from caraml.engine.ranks import LooseRanks, Ranks
@@ -82,7 +83,11 @@ def test_rate_and_energy_are_those_of_the_window(tmp_path: Path, monkeypatch: py
     begin = next(start for start, phase in zip(steps["start"], steps["phase"], strict=True) if phase == "measure")
     assert begin == pytest.approx(record.window.start)
     assert record.metrics["data_wait_share"].value is None and record.metrics["data_wait_share"].reason
-    assert (record.point.workload, record.point.params, record.item) == ("own_loop", {"name": "known", "a": 1}, "image")
+    assert (record.point.workload, record.point.params, record.item) == (
+        "own_loop",
+        {"name": "known", "counted": "image", "a": 1},
+        "image",
+    )
 
 
 def test_a_rate_of_uneven_items_is_not_called_precise(tmp_path: Path) -> None:
@@ -102,6 +107,19 @@ def test_equal_loops_are_repeats_of_one_point(tmp_path: Path) -> None:
             while m.step(1):
                 time.sleep(0.01)
     assert only(tmp_path).attempt == 2
+
+
+def test_loops_that_count_other_things_are_no_repeats(tmp_path: Path) -> None:
+    """Their rates are in other units, and the newest would stand for both."""
+    for item in ("token", "sequence"):
+        with caraml.measure("counts", item=item, params={"width": 8}, out=tmp_path, policy=QUICK) as m:
+            m.step(1)
+    records = Store(tmp_path).records()
+    assert {record.item for record in records} == {"token", "sequence"} and {record.attempt for record in records} == {1}
+    assert {record.point.label for record in records} == {"counts width=8"} and len({work_of(record) for record in records}) == 2
+    before = records[0].model_dump(mode="json")
+    del before["point"]["params"]["counted"]
+    assert work_of(Record.model_validate(before)) == work_of(records[0]), "records of earlier versions do not say it there"
 
 
 def test_a_loop_that_ends_early_says_so(tmp_path: Path) -> None:
@@ -605,6 +623,7 @@ def test_items_may_be_whole_numbers_of_numpy_s(tmp_path: Path) -> None:
         ({"flops_per_item": float("nan")}, "flops_per_item: found nan"),
         ({"flops_per_item": 1e300}, "flops_per_item: found 1e\\+300, expected less than"),
         ({"params": {"name": "b"}}, "params: .*another key than 'name'"),
+        ({"params": {"counted": "b"}}, "params: .*another key than 'counted', which has the argument item"),
         ({"params": {"rate": float("nan")}}, "params: .*finite numbers"),
         ({"parameters": 1.5}, "parameters: found 1.5, expected an integer"),
         ({"policy": {"target": 0.1}}, "policy: found a table(.|\n)*caraml.Policy"),

@@ -35,7 +35,8 @@ NODE = "CARAML_NODE"
 RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID", "SLURM_LOCALID")
-JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
+FLUX = "FLUX_JOB_ID"
+JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", FLUX)
 STEP = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PALS_APID", "SLURM_STEP_ID")
 
 SLURM_OWN_STEPS = 0xFFFFFFF0
@@ -302,10 +303,12 @@ def world_size(environment: Mapping[str, str] = os.environ) -> int | None:
 
 
 def job(environment: Mapping[str, str] = os.environ) -> str:
-    """Name that all ranks of one launch share, and no other launch has: job and step, else the session."""
+    """Name that all ranks of one launch share, and no other launch has: job and step, else the session. Launches by Flux have a job each
+    within that of Slurm, whose step is the one that started Flux."""
     own = _own(environment)
-    found = [next((own[name] for name in names if own.get(name)), None) for names in (JOB, STEP)]
-    return ".".join(part for part in found if part) or f"session-{os.getsid(0)}"
+    outer, step = (next((name for name in names if own.get(name)), "") for names in (JOB, STEP))
+    inner = FLUX if outer != FLUX else ""
+    return ".".join(own[name] for name in (outer, inner, step) if own.get(name)) or f"session-{os.getsid(0)}"
 
 
 class Election:

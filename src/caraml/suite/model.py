@@ -178,6 +178,8 @@ NOT_STATED: Literal["not stated"] = "not stated"
 """Of a point that somebody else measured, or whose work is not CARAML's: nobody said."""
 OWN_LOOP = "own_loop"
 """Workload of loops that ``caraml.measure`` measures."""
+COUNTED = "counted"
+"""Parameter of such a loop, beside its own: what its rate counts."""
 IMPORTED = "imported"
 """Workload of the rows of tables, by itself or as ``imported-ITEM`` with what their rates count."""
 Compile = Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
@@ -374,7 +376,7 @@ class Point(FrozenModel):
             bound = [self.knobs.label] if self.knobs.affinity != "auto" else []
             return " ".join([self.benchmark, *own, *batch, *where, *bound, *([f"#{self.repeat + 1}"] if self.repeat else [])])
         if self.workload == OWN_LOOP:
-            own = [f"{name}={value}" for name, value in self.params.items() if name != "name"]
+            own = [f"{name}={value}" for name, value in self.params.items() if name not in ("name", COUNTED)]
             return " ".join([self.benchmark, *own, *where, *stated])
         batch = [f"b{self.global_batch}"] if self.global_batch > 1 or not self.imported else []  # 1 where a table does not say it
         parts = [self.benchmark, *([self.variant] if self.variant else []), *batch, *where]

@@ -38,7 +38,7 @@ from caraml.metrics.model import Facts, Metric, Peak
 from caraml.results.finish import now, reason_of
 from caraml.results.record import Record, Status
 from caraml.results.store import Store, write_record
-from caraml.suite.model import NOT_STATED, OF_EPOCHS, OWN_LOOP, Point, Policy, Stated
+from caraml.suite.model import COUNTED, NOT_STATED, OF_EPOCHS, OWN_LOOP, Point, Policy, Stated
 from caraml.system.detect import detect, environment
 from caraml.system.variables import PATIENCE, seconds_asked
 from caraml.worker.place import RankPlace, device_in_use, place_of, ranks_in_use, results_folder
@@ -83,8 +83,9 @@ class _Told(BaseModel):
     @classmethod
     def _tell_loops_apart(cls, params: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
         """A record has no NaN: it would be read as null, and so would another."""
-        if "name" in (params or {}):
-            raise ValueError("another key than 'name', which has the name of the loop")
+        for key, what in (("name", "the name of the loop"), (COUNTED, "the argument item")):
+            if key in (params or {}):
+                raise ValueError(f"another key than {key!r}, which has {what}")
         try:
             json.dumps(params, allow_nan=False)
         except ValueError:
@@ -327,7 +328,7 @@ def measure(
     Args:
         name: of the point, in tables.
         item: what ``m.step`` counts: ``"image"``, ``"token"`` ...
-        params: whatever decides the speed (batch, width, ...): loops with equal name and params are repeats of one point.
+        params: whatever decides the speed (batch, width, ...): loops with equal name, item and params are repeats of one point.
         precision: arithmetic of the loop: ``fp32``, ``tf32``, ``bf16``, ``fp16``; not recorded without.
         flops_per_item: forward and backward FLOPs of an item, if known: gives FLOP/s.
         parameters: weights of the model, if known.
@@ -349,7 +350,7 @@ def measure(
         suite="own",
         benchmark=name,
         workload=OWN_LOOP,
-        params={"name": name, **(told.params or {})},
+        params={"name": name, COUNTED: item, **(told.params or {})},  # loops that count other things are no repeats of each other
         system=system.name,
         device=system.identity,
         device_class="cpu" if isinstance(device_in_use(), CpuDevice) else "gpu",
