@@ -24,9 +24,11 @@ from typer.testing import CliRunner, Result
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.toml import parse_toml
 from caraml.cli import app
+from caraml.power.source import chosen_sources
 from caraml.results.record import Record
 from caraml.results.store import Store, read_listing
 from caraml.suite.load import suite_of
+from caraml.system.detect import variables
 from caraml.system.model import Container, Scheduler
 from caraml.system.variables import FOLDER, digest, hand_over, shown
 
@@ -437,3 +439,19 @@ def test_options_with_names_and_known_settings_are_taken() -> None:
         ("--exclude=a",),
     ):
         assert Scheduler(extra=extra).extra == Container(extra=extra).extra == extra
+
+
+@pytest.mark.parametrize("words", [("run", "s.toml"), ("power", "--", "true"), ("doctor", "--json")])
+def test_an_account_in_the_address_of_a_sensor_is_refused_and_stands_nowhere(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for curl; it would be in every record, and in what `caraml doctor` says for others to read."""
+    suite("{}")
+    address = "redfish:https://admin:t0k-en@192.0.2.1/redfish/v1/Chassis/1/Power"
+    monkeypatch.setenv("CARAML_POWER", f"csv:/data/a@b.csv,{address}")
+    done = caraml(*words)
+    assert done.exit_code and "REDFISH_PASSWORD" in f"{done.exception}{done.output}" and "t0k" not in f"{done.exception}{done.output}"
+    assert not any(b"t0k-en" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert "CARAML_POWER" not in variables(os.environ), "in a job, which has the variables of who submitted it"
+    monkeypatch.setenv("CARAML_POWER", "csv:/data//a@b.csv,redfish:https://192.0.2.1/redfish/v1/Chassis/1/Power")
+    assert chosen_sources() == variables(os.environ)["CARAML_POWER"].split(",")

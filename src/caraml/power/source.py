@@ -18,6 +18,7 @@ from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError, u
 from caraml.base.plugins import Plugin, plugins
 from caraml.power.model import SOME, Channel, Reading
 from caraml.system.files import UNTOLD, Masks, let_through, named
+from caraml.system.variables import has_account
 
 
 class SourceUnavailable(EnvironmentUnfitError):  # noqa: N818 - a state of the machine, not a fault
@@ -122,6 +123,10 @@ def chosen_sources() -> list[str]:
 
 
 def names_in(text: str) -> list[str]:
+    """Names of sources with commas between. Raises ``InputError`` for an account in an address, which stands in every record."""
+    if has_account(text):
+        told = "a power source: found an account in its address, which would stand in every record"
+        raise InputError(told, "leave NAME:PASSWORD@ out of it, and export REDFISH_USER=NAME REDFISH_PASSWORD=PASSWORD")
     return [word.strip() for word in text.split(",") if word.strip()]
 
 

@@ -28,7 +28,7 @@ from caraml.system import families, host, nvml
 from caraml.system.families.family import amd_driver, amd_gpus
 from caraml.system.files import APUS, CUDA, ROCM, ROOT, Masks, let_through, listing, read, read_int
 from caraml.system.model import Affinity, Cpu, DeviceModel, System, with_sheet
-from caraml.system.variables import shown
+from caraml.system.variables import has_account, shown
 
 _PACKAGES = ("torch", "torchvision", "numpy", "timm", "triton", "pydantic", "nvidia-ml-py", "transformers", "torchao", "megatron-core")
 
@@ -251,7 +251,7 @@ def environment(root: Path = ROOT) -> dict[str, Any]:
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that change speed or numbers and are safe to publish."""
-    return {name: environ[name] for name in sorted(environ) if shown(name)}
+    return {name: environ[name] for name in sorted(environ) if shown(name) and not has_account(environ[name])}
 
 
 def container(root: Path, environ: Mapping[str, str]) -> dict[str, str | None] | None:

@@ -46,6 +46,7 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASS|PWD|CREDENTIAL|KEY|AUTH|LICEN[CS]E|(^|_
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FROM_CALLER = re.compile(rf"\$({_NAME.pattern})")
 _FORMAT = re.compile(r"[<>=^]?[ +-]?#?0?[0-9]{0,3}[,_]?(\.[0-9]{1,2})?[bcdeEfFgGnosxX%]?")
+_ACCOUNT = re.compile(r"://\S*@")
 _HIDDEN = "hidden:"
 _SALT_BYTES = 32
 
@@ -64,6 +65,11 @@ def seconds_asked(name: str, usual: float) -> float:
 def shown(name: str) -> bool:
     """Whether the value of a variable of this name may be shown."""
     return _SHOWN.fullmatch(name) is not None and not _SECRET.search(name)
+
+
+def has_account(text: str) -> bool:
+    """Whether an address in a text has an account in it, and so a password: ``https://NAME:PASSWORD@HOST``."""
+    return _ACCOUNT.search(text) is not None
 
 
 def concealed(variables: Mapping[str, str]) -> dict[str, str]:
