@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -21,7 +21,8 @@ from caraml.workloads.base import BuildContext, Task
 from caraml.workloads.flops import CORRECTIONS
 from tests.conftest import MakePoint
 
-BATCH = 4
+BATCH = 6
+"""Twice a micro-batch."""
 GPT = {"width": 32, "layers": 2, "heads": 2, "sequence_length": 16, "vocab_size": 100}
 RESIDENT = {"data": "synthetic-device"}
 CASES: dict[str, dict[str, Any]] = {
@@ -92,10 +93,25 @@ def test_a_step_computes_what_its_mode_declares(case: str, mode: Mode, make_poin
     point = make_point(workload=name, mode=mode, global_batch=samples, micro_batch=BATCH // 2)
     step = make_step(task, point, torch.device("cpu"))
     step()  # the first may do what no other does, as filling a memory bank
-    facts = task.facts.in_mode(mode)
+    facts = task.facts.in_mode(mode, task.batches_per_step)
     each = facts.hardware_flops_per_item or facts.flops_per_item or 0.0
     assert counted(step) == pytest.approx(each * facts.items_per_sample * samples, rel=1e-6)
     assert (facts.flops_per_item is None) == (mode == "data")
+
+
+def test_inputs_are_counted_as_often_as_a_mode_takes_them() -> None:
+    """A step of the GAN takes six micro-batches, and is counted as one; to predict it takes one."""
+    task = built("downscaling_gan")
+    read = {mode: task.facts.in_mode(mode, task.batches_per_step).bytes_per_sample for mode in get_args(Mode)}
+    one = next(task.batches)[0][0].nbytes
+    assert read == {"train": 6 * one, "compute": 6 * one, "data": 6 * one, "inference": one}
+
+
+def test_the_emulator_s_rate_grows_with_all_samples_of_an_update() -> None:
+    workload = load_workload("radiation_emulation")
+    params = workload.params.model_validate(RESIDENT)
+    context = BuildContext(params, torch.device("cpu"), 0, 2, 1, 32, 0, lambda _: nullcontext(), accumulation=8)
+    assert workload.build(context).optimizer.param_groups[0]["lr"] == pytest.approx(1e-4 * 2 * 8 * 32 / 256)
 
 
 def test_no_workload_is_left_out() -> None:

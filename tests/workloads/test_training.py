@@ -133,6 +133,12 @@ def test_resnet50_flops_are_the_published_ones() -> None:
     assert flops_per_image(ImageParams(image_size=448))[1] == pytest.approx(4 * 24.3e9, rel=0.01)
 
 
+def test_what_images_share_is_not_counted_for_each() -> None:
+    """The network's products for relative positions."""
+    params = ImageParams(model="swinv2_cr_tiny_224")
+    assert flops_per_image(params, 2)[1] < 0.99 * flops_per_image(params, 1)[1]
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_reduced_precision_trains_alike(tmp_path: Path, make_point: MakePoint, alone: tuple[Path, Record], precision: str) -> None:
     knobs = Knobs(emulated=True)  # on any CPU

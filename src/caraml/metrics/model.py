@@ -109,22 +109,26 @@ class Facts(FiniteModel):
     traffic_per_item: float | None = Field(None, description="estimated bytes that forward and backward move per item, at 4 bytes a number")
     traffic_per_step: float | None = Field(None, description="bytes that a step moves besides, whatever its batch: weights and optimizer")
     cached_traffic_share: float | None = Field(None, description="share of that traffic which the last-level cache can serve at best")
-    bytes_per_sample: int | None = Field(None, description="bytes of one sample as it comes to the device")
+    bytes_per_sample: int | None = Field(None, description="bytes that come to the device for a sample that is counted")
     samples_per_epoch: int | None = Field(None, description="samples of the data set over all ranks; an epoch is one pass over them")
     epoch_items: int | None = Field(
         None, description="items of the nominal epoch that energies are scaled to, such as ImageNet's 1,281,167"
     )
     data: dict[str, JsonValue] = Field({}, description="provenance of the input: kind, path, number of items, hash")
 
-    def in_mode(self, mode: Mode) -> Facts:
-        """What is known of the work in a mode: inference goes forward only and reading computes nothing, so neither may count more."""
+    def in_mode(self, mode: Mode, batches: int = 1) -> Facts:
+        """What is known of the work in a mode: inference goes forward only and reading computes nothing, so neither may count more.
+
+        ``batches`` are those that a step takes for each that it counts; inference takes just that one.
+        """
+        taken = None if self.bytes_per_sample is None else self.bytes_per_sample * (1 if mode == "inference" else batches)
         if mode in TRAINING:
-            return self
+            return self.model_copy(update={"bytes_per_sample": taken})
         flops = self.forward_flops_per_item if mode == "inference" else None
         seen = self.causal_flops_per_item
         causal = None if flops is None or seen is None or not self.flops_per_item else seen * flops / self.flops_per_item
         none = dict.fromkeys(("hardware_flops_per_item", "traffic_per_item", "traffic_per_step", "cached_traffic_share"))
-        return self.model_copy(update={**none, "flops_per_item": flops, "causal_flops_per_item": causal})
+        return self.model_copy(update={**none, "flops_per_item": flops, "causal_flops_per_item": causal, "bytes_per_sample": taken})
 
 
 class _Limit(FiniteModel):

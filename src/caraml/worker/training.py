@@ -213,7 +213,7 @@ class Worker:
     def _facts(self, task: Task, device: torch.device, limits: tuple[Peak, Bandwidth, Bandwidth | None]) -> Known:
         """What is known before anything is trained."""
         point = self.point
-        known = Known(self.folder, point, task.facts.in_mode(point.mode), self.origin, self.started_at, *limits)
+        known = Known(self.folder, point, task.facts.in_mode(point.mode, task.batches_per_step), self.origin, self.started_at, *limits)
         if self._own_device is not None:
             known.datasheet = known.probed
         if task.attention is not None and point.mode != "data":

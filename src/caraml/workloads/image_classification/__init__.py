@@ -156,7 +156,7 @@ def build(ctx: BuildContext[Params]) -> Task:
     params = ctx.params
     if ctx.world % params.bn_span:
         raise InputError(f"bn_span: found {params.bn_span}; expected a divisor of {count(ctx.world, 'device')}")
-    flops = flops_per_image(params)  # refuses a size before the data is opened
+    flops = flops_per_image(params, ctx.micro_batch)  # refuses a size before the data is opened
     with ctx.phase("data"):
         source, damaged = _open(ctx)
     torch.manual_seed(ctx.seed)
@@ -206,8 +206,9 @@ def _optimizer(model: torch.nn.Module, ctx: BuildContext[Params]) -> torch.optim
     )
 
 
-def flops_per_image(params: Params) -> tuple[float, float]:
-    """FLOPs of one image, forward, and forward with backward, counted on torch's meta device: nothing is computed or allocated.
+def flops_per_image(params: Params, images: int = 1) -> tuple[float, float]:
+    """FLOPs of one of ``images`` that go through the network together, forward, and forward with backward, counted on torch's meta device:
+    nothing is computed or allocated. Some networks make products for relative positions once for all of them.
 
     Raises:
         InputError: the network takes no images of this size.
@@ -218,10 +219,10 @@ def flops_per_image(params: Params) -> tuple[float, float]:
 
     with torch.device("meta"):
         model = _network(params)
-        image = torch.empty(1, 3, params.image_size, params.image_size)
+        batch = torch.empty(images, 3, params.image_size, params.image_size)
     model.eval()  # normalisation layers with one value per channel refuse to train on one image; the FLOPs are the same
     try:
-        return forward_and_training_flops(lambda: model(image).sum(), 1)
+        return forward_and_training_flops(lambda: model(batch).sum(), images)
     except (AssertionError, RuntimeError, ValueError) as error:  # as layers of timm and torch say it
         own: Any = model.default_cfg  # timm's
         if params.image_size == own["input_size"][-1]:

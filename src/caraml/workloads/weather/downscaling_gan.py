@@ -251,8 +251,7 @@ def build(ctx: BuildContext[DownscalingParams]) -> Task:
     optimizer = torch.optim.Adam(networks["generator"].parameters(), lr=params.learning_rate, betas=betas, fused=ctx.fused)
     critic_optimizer = torch.optim.Adam(networks["critic"].parameters(), lr=params.critic_learning_rate, betas=betas, fused=ctx.fused)
     formula = f"{COUNTED}; {CRITIC_UPDATES} critic updates and one of the generator. Inference: the generator alone"
-    size = 4 * len(INPUTS) * grid[0] * grid[1] * (CRITIC_UPDATES + 1)
-    facts = counted_facts("sample", networks, given, _flops(grid), bytes_per_sample=size, formula=formula)
+    facts = counted_facts("sample", networks, given, _flops(grid), bytes_per_sample=4 * len(INPUTS) * grid[0] * grid[1], formula=formula)
     return given.task(
         networks,
         optimizer,

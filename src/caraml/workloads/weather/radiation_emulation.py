@@ -241,7 +241,7 @@ def build(ctx: BuildContext[RadiationParams]) -> Task:
     given = open_input(ctx, "ap3", files, synthetic_column, SAMPLES_WITHOUT_FILES)
     torch.manual_seed(ctx.seed)
     model = RadiationColumn(maxima).to(ctx.device)
-    rate = params.learning_rate or 1e-4 * ctx.micro_batch * ctx.world / 256
+    rate = params.learning_rate or 1e-4 * ctx.global_batch / 256
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, fused=ctx.fused)
     facts = counted_facts("column", model, given, _flops(params), bytes_per_sample=INPUT_BYTES)
     return given.task(

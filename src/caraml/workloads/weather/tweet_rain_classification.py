@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from caraml.base.errors import InputError
 from caraml.base.format import count
 from caraml.workloads import make_torchvision_importable
-from caraml.workloads.base import BuildContext, Task, counted_facts, given_path
+from caraml.workloads.base import COUNTED, BuildContext, Task, counted_facts, given_path
 from caraml.workloads.flops import forward_and_training_flops
 from caraml.workloads.pretrained import find_tokenizer, load_tokenizer, load_weights, read_config
 from caraml.workloads.weather import TweetParams, check_files, open_input
@@ -231,7 +231,8 @@ def build(ctx: BuildContext[TweetParams]) -> Task:
         trained(model, given_path(params.weights), sizes)
     model = model.to(ctx.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, weight_decay=params.weight_decay, fused=ctx.fused)
-    facts = counted_facts("text", model, given, _flops(params), bytes_per_sample=8 * params.tokens)
+    flops, formula = _flops(params, ctx.micro_batch), f"{COUNTED}; of a micro-batch, whose texts share the products for relative positions"
+    facts = counted_facts("text", model, given, flops, bytes_per_sample=8 * params.tokens, formula=formula)
 
     def loss(net: torch.nn.Module, batch: Any) -> torch.Tensor:
         tokens, labels = batch
@@ -240,12 +241,15 @@ def build(ctx: BuildContext[TweetParams]) -> Task:
     return given.task(model, optimizer, loss, facts, predict=lambda net, batch: net(batch[0]))
 
 
-def _flops(params: TweetParams) -> tuple[float, float]:
-    """FLOPs of one text: forward, and forward with backward. Dropout and masks count nothing."""
+def _flops(params: TweetParams, texts: int) -> tuple[float, float]:
+    """FLOPs of one of ``texts`` that go through the network together: forward, and forward with backward. Dropout and masks count nothing.
+
+    The products for relative positions are made once for all of them.
+    """
     with torch.device("meta"):
         model = TweetClassifier(SIZES[params.preset])
-        tokens = torch.ones(2, params.tokens, dtype=torch.int64)
-        return forward_and_training_flops(lambda: model(tokens).sum(), 2)
+        tokens = torch.ones(texts, params.tokens, dtype=torch.int64)
+        return forward_and_training_flops(lambda: model(tokens).sum(), texts)
 
 
 def check(params: TweetParams, folder: Path) -> None:
