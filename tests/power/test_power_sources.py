@@ -454,6 +454,36 @@ def test_amd_cards_that_a_job_may_not_open_are_not_measured(tmp_path: Path, monk
     assert measured() == ["0000:ce:00.0", "0000:c6:00.0"]
 
 
+def test_numbers_count_the_partitions_of_an_amd_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In CPX mode the second device of ROCm is a part of the first card; its power is that of all parts."""
+    monkeypatch.setattr(files.AmdGpuSource, "nodes", tmp_path / "dri")
+    for domain in range(2):
+        watts = {"power1_input": (domain + 1) * 100_000_000, "power1_cap": 550_000_000}
+        known = {"device": "0x74a0", "current_compute_partition": "CPX"}
+        hwmon = trees.drm_card(tmp_path / "drm", domain, f"000{domain}:01:00.0", "amdgpu", watts, **known)
+        (hwmon.parents[1] / "drm" / f"renderD{128 + 6 * domain}").mkdir(parents=True)
+        for part in range(6):
+            number = 6 * domain + part
+            told = f"simd_count 152\nlocation_id {part << 28 | 0x100}\ndomain {domain}\ndrm_render_minor {128 + number}"
+            trees.write(tmp_path, {f"kfd/kfd/topology/nodes/{number + 4}/properties": told, f"dri/renderD{128 + number}": ""})
+
+    def measured(*devices: str) -> list[tuple[str, int, tuple[str, ...]]]:
+        channels = opened(create(f"amdgpu:{tmp_path / 'drm'}", devices or None))[0].values()
+        return [(c.domain, len(c.users), c.flags) for c in channels]
+
+    flags = ("shared_device", "module_scope")
+    first, second = ("0000:01:00.0", 6, flags), ("0001:01:00.0", 6, flags)
+    assert measured() == [first, second]
+    assert measured("7") == measured("0001:01:00") == [second], "as torch names it"
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "1,2")
+    assert measured() == [first]
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
+    for number in range(12):
+        if number != 9:
+            (tmp_path / f"dri/renderD{128 + number}").unlink()
+    assert measured() == [("0001:01:00.0", 1, flags)], "a job that has one part"
+
+
 @pytest.mark.parametrize("silent", [{"temp1_input": 40}, {"power1_average": 0, "power1_cap": 0}])
 def test_both_dies_of_an_amd_card_are_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: dict[str, object]) -> None:
     loud = {"power1_average": 400_000_000, "power1_cap": 560_000_000}

@@ -37,6 +37,11 @@ def peak(model: str, dtype: str) -> float | None:
         ("NVIDIA L4", "bf16", 121e12),
         ("AMD Instinct MI250X", "fp16", 191.5e12),
         ("AMD Instinct MI300X", "bf16", 1307.4e12),
+        ("AMD Instinct MI300A", "fp64", 122.6e12),
+        ("AMD Instinct MI210", "bf16", 181e12),
+        ("AMD Instinct MI355X OAM", "fp8", 5033.2e12),
+        ("NVIDIA GB200", "bf16", 2.5e15),
+        ("NVIDIA B300 SXM6 AC", "bf16", 2.25e15),
     ],
 )
 def test_figures_are_dense(model: str, dtype: str, flops_per_s: float) -> None:
@@ -50,6 +55,8 @@ def test_figures_are_dense(model: str, dtype: str, flops_per_s: float) -> None:
         "NVIDIA H300",
         "NVIDIA A100-SXM-64GB",
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "AMD Instinct MI300A CPX",
+        "AMD Instinct MI300A Accelerator",
         "AMD Instinct MI250X / MI250",
         "NVIDIA RTX 6000 Ada Generation",
         "AMD EPYC 7742",

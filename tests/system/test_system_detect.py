@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_machine import Tree, processors
+from fake_machine import Tree, mi300a, processors
 from fake_nvml import FakeGpu, FakeNvml, fake_torch
 
 from caraml.doctor import _accelerators
@@ -207,6 +208,46 @@ def test_amd_gpus_of_others_are_not_counted(tree: Tree, nvml: Install, monkeypat
     assert said == [f"4 cannot be opened: {', '.join(f'/dev/dri/renderD{128 + card}' for card in range(4))}"]
     monkeypatch.setattr("caraml.system.families.family._usable", lambda node: node.name != "kfd")
     assert amd_gpus(root) == Shown((), ("/dev/kfd",), "/dev/kfd"), "without it no card can be computed on"
+
+
+def test_packages_with_processor_cores_have_no_memory_of_their_own(tree: Tree, nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An MI300A computes in the host's memory: amdgpu says 0 bytes, or nothing, and the compute driver how much of it the GPU may take."""
+    nvml(fails="Driver Not Loaded")
+    root = tree(mi300a(4))
+    system = detect(root)
+    assert (system.identity, {device.memory_bytes for device in system.devices}) == ("AMD Instinct MI300A x4", {2**37})
+    assert [device.pci_bus_id for device in system.devices] == [f"000{domain}:01:00.0" for domain in range(4)]
+    assert system.peak is not None and system.peak["bf16"].value == 980.6e12
+    assert system.devices[0].power_limit_w == 550.0 and "devices.power_limit_w" in system.sources
+    shutil.rmtree(root / "sys/class/kfd")
+    for path in root.glob("sys/class/drm/*/device/mem_info_vram_total"):
+        path.unlink()
+    assert [device.memory_bytes for device in detect(root).devices] == [None] * 4
+    (root / "proc").mkdir()
+    (root / "proc/cpuinfo").write_text("model name : AMD Instinct MI300A Accelerator\n")
+    monkeypatch.setenv("CARAML_DEVICE", "cpu")
+    cpu = detect(root)
+    assert (cpu.identity, cpu.peak, cpu.sources) == ("AMD Instinct MI300A Accelerator", None, {}), "its processor cores"
+
+
+def test_partitions_of_an_amd_gpu_are_devices(tree: Tree, nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml(fails="Driver Not Loaded")
+    root = tree(mi300a(2, "CPX", 6))
+    system = detect(root)
+    assert system.identity == "AMD Instinct MI300A CPX x12"
+    assert system.peak is None and "slice of a GPU" in system.missing["peak"], "the data sheet's figures are the whole GPU's"
+    first = system.devices[0]
+    assert (first.memory_bytes, first.power_limit_w, first.uuid) == (2**37 // 6, None, f"{4096:016x}")
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "7")
+    assert [(device.pci_bus_id, device.uuid) for device in detect(root).devices] == [("0001:01:00.0", f"{4103:016x}")]
+    monkeypatch.delenv("ROCR_VISIBLE_DEVICES")
+    for number in range(12):
+        if number != 9:
+            (root / f"dev/dri/renderD{128 + number}").unlink()
+    assert [device.uuid for device in detect(root).devices] == [f"{4105:016x}"], "the only one that is this job's"
+    assert amd_gpus(root).closed == ("/dev/dri/renderD128",)
+    monkeypatch.setitem(sys.modules, "torch", fake_torch("AMD Instinct MI300A", hip="7.0", cuda=None))
+    assert (detect(root).identity, detect(root).peak) == ("AMD Instinct MI300A CPX x1", None), "torch calls it as the whole GPU"
 
 
 def test_torch_completes_what_the_driver_tells(tree: Tree, nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +98,19 @@ def test_a_look_above_what_is_kept_asks_for_a_new_search_and_the_better_counts(m
     assert kept is not None and kept.rate == 155
     machine.looked, machine.searched = limit(200.0), limit(120.0)
     assert look("arithmetic", CPU).best.rate == 155, "the new search was worse: the kept one is better still"
+
+
+def test_partitions_of_an_amd_gpu_have_limits_of_their_own(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition has the name of the whole GPU."""
+    units = [228]
+    monkeypatch.setattr(limits, "_device_name", lambda device: "AMD Instinct MI300A")
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=units[0]))
+    gpu = torch.device("cuda")
+    look("arithmetic", gpu)
+    assert known("arithmetic", gpu) is not None
+    units[0] = 38
+    assert known("arithmetic", gpu) is None
 
 
 def test_a_look_at_a_gpu_counts_where_the_search_comes_too_late(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

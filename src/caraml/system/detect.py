@@ -27,7 +27,7 @@ from caraml.base.plugins import installed
 from caraml.system import families, host, nvml
 from caraml.system.families.family import amd_driver, amd_gpus
 from caraml.system.files import APUS, CUDA, ROCM, ROOT, Masks, let_through, listing, read, read_int
-from caraml.system.model import Affinity, Cpu, DeviceModel, System, with_sheet
+from caraml.system.model import Affinity, Cpu, DeviceModel, System, is_slice, with_sheet
 from caraml.system.variables import has_account, shown
 
 _PACKAGES = ("torch", "torchvision", "numpy", "timm", "triton", "pydantic", "nvidia-ml-py", "transformers", "torchao", "megatron-core")
@@ -84,7 +84,7 @@ def detect(root: Path = ROOT) -> System:
 
 def _of_packages(devices: Sequence[DeviceModel]) -> dict[str, str]:
     """What to say of limits that are those of a package with processor cores."""
-    apu = any(word in device.model for device in devices for pair in APUS.items() for word in pair)
+    apu = any(name in device.model for device in devices for name in APUS.values() if device.kind == "rocm")
     return dict.fromkeys(("devices.tdp_w", "devices.power_limit_w"), "detected: of the package, processor cores included") if apu else {}
 
 
@@ -158,7 +158,7 @@ def _with_torch(devices: list[DeviceModel], missing: dict[str, str]) -> list[Dev
     completed = []
     for device, other in zip(devices, told, strict=True):
         same = by_uuid.get(_plain(device.uuid), other)
-        model = same.model if device.model.startswith("unknown") else device.model
+        model = same.model if device.model.startswith("unknown") and not is_slice(device.model) else device.model
         capability = device.compute_capability or same.compute_capability
         told_too = {"model": model, "compute_capability": capability, "multiprocessors": same.multiprocessors}
         completed.append(device.model_copy(update=told_too))

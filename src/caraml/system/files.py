@@ -25,7 +25,36 @@ def read(path: Path) -> str | None:
 
 
 APUS = {"0x74a0": "MI300A"}
-"""AMD's accelerators with processor cores in their package: PCI number and name. Power and its limits are those of the package."""
+"""AMD's accelerators with processor cores in their package: PCI number and name. Power and its limits are those of the package, their
+memory is the host's: amdgpu shows 0 bytes of their own, or none, and no name (Linux, amdgpu: gmc_v9_0.c, amdgpu_fru_eeprom.c)."""
+
+
+def partition_of(device: Path) -> str:
+    """The mode in which an AMD GPU is divided into several devices (``DPX``, ``TPX``, ``QPX``, ``CPX``); empty for a whole one."""
+    mode = read(device / "current_compute_partition") or ""
+    return mode if re.fullmatch(r"[DTQC]PX", mode) else ""
+
+
+def rocm_devices(nodes: Path) -> dict[str, list[dict[str, int]]]:
+    """What AMD's compute driver says of the devices that ROCm counts, in its order, by PCI address without the function: one of a whole
+    GPU, several of one that is divided. ``nodes`` is its folder below /sys/class/kfd; of devices that are not this job's it tells nothing.
+
+    ``memory_bytes`` is added to its ``properties``: on a package with processor cores, what the GPU may take of the host's memory.
+    """
+    found: dict[str, list[dict[str, int]]] = {}
+    for node in listing(nodes, "[0-9]*"):
+        told = _numbers(node / "properties")
+        if told.get("simd_count"):
+            place = told.get("location_id", 0)  # bus, device and function; the highest bits count the devices of one GPU
+            address = f"{told.get('domain', 0):04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}"
+            banks = (_numbers(bank / "properties").get("size_in_bytes", 0) for bank in listing(node / "mem_banks", "[0-9]*"))
+            found.setdefault(address, []).append({**told, "memory_bytes": sum(banks)})
+    return found
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Lines ``name number`` of a small file."""
+    return {name: int(value) for name, value in re.findall(r"^(\w+) (\d+)$", read(path) or "", re.MULTILINE)}
 
 
 def is_processor_graphics(hwmon: Path) -> bool:

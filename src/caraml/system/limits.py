@@ -4,8 +4,9 @@ Each library has a limit of its own: on some CPUs one multiplies matrices more t
 The limit is the best of them. Threads, clocks and power limits are taken as they are.
 
 One process can be disturbed while it measures; what was measured before then stands in. A limit is kept per device model, release of torch,
-number of threads and of processes, and on CPUs per number of cores and sockets and time quota: what changes it otherwise, such as another
-clock or power limit, is seen by the look in short. Machines that share a home share it, so that one that is slower than its like is seen.
+number of threads and of processes, on AMD's GPUs per number of compute units, and on CPUs per number of cores and sockets and time quota:
+what changes it otherwise, such as another clock or power limit, is seen by the look in short. Machines that share a home share it, so that
+one that is slower than its like is seen.
 """
 
 from __future__ import annotations
@@ -165,7 +166,9 @@ def _share() -> float:
 
 def _path(kind: Kind, device: torch.device, dtype: DType, processes: int) -> Path:
     on_cpus = (torch.get_num_threads(), processes, *_share_of_host(host.mask())) if device.type == "cpu" else ()
-    decisive = (METHOD_VERSION, kind, dtype, _device_name(device), torch.__version__, *on_cpus)
+    # Partitions of an AMD GPU have the name of the whole.
+    units = (torch.cuda.get_device_properties(device).multi_processor_count,) if device.type == "cuda" and torch.version.hip else ()
+    decisive = (METHOD_VERSION, kind, dtype, _device_name(device), torch.__version__, *on_cpus, *units)
     return cache_home() / "limits" / f"{kind}-{dtype}-{hashlib.sha256(repr(decisive).encode()).hexdigest()[:16]}.json"
 
 

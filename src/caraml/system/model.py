@@ -270,13 +270,18 @@ class _Peaks(FrozenModel):
         return self
 
 
+def is_slice(model: str) -> bool:
+    """Whether a name is that of a part of a GPU: a MIG instance, or a partition of an AMD Instinct."""
+    return re.search(r" MIG | [DTQC]PX$", model) is not None
+
+
 def data_sheet(model: str) -> PeakEntry | str:
     """The data sheet of the device that reports the name ``model``, or a sentence that says why there is none."""
     known = _by_name()
     found = known.get(_normal(model))
     if found:
         return found
-    if " MIG " in model:
+    if is_slice(model):
         return f"{model!r} is a slice of a GPU; data sheets give peaks for whole GPUs only"
     guess = nearest(_normal(model), known)
     closest = f" (the closest known name is {known[guess].model!r}, another device)" if guess else ""

@@ -22,11 +22,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from caraml.power.model import SOME, Boundary, Channel, Kind, Reading
 from caraml.power.source import AskedSensors, SourceUnavailable
-from caraml.system.files import APUS, ROCM, Masks, is_processor_graphics, listing, read
+from caraml.system.files import APUS, ROCM, Masks, is_processor_graphics, listing, partition_of, read, rocm_devices
 
 MICRO = 1e-6
 """The kernel counts power and energy in µW and µJ."""
@@ -121,23 +120,32 @@ class _DrmSource(FileSource):
             for hwmon in (card / "device" / "hwmon").glob("hwmon*"):
                 if read(hwmon / "name") in self.drivers:
                     cards[(card / "device").resolve().name] = hwmon
-        closed: dict[str, str] = {}
-        for pci, hwmon in cards.items():
-            nodes = [self.nodes / node.name for node in listing(hwmon.parents[1] / "drm", "renderD*")]
-            if nodes and not any(os.access(node, os.R_OK | os.W_OK) for node in nodes):  # as where a job has some of the node's cards
-                closed[pci] = f"{pci}: {nodes[0]} does not open"
-        present = [pci for pci in self.ordered(cards) if pci not in closed]
-        aliases = {pci: self.aliases(cards[pci].parents[1]) for pci in present}
+        devices = {pci: hwmon.parents[1] for pci, hwmon in cards.items()}
+        nodes = {pci: self.render_nodes(device) for pci, device in devices.items()}
+        # As where a job has some of the node's cards.
+        closed = {pci: f"{pci}: {files[0]} does not open" for pci, files in nodes.items() if files and not any(map(_opens, files))}
+        present = {name: pci for pci in self.ordered(cards) if pci not in closed for name in self.counted(pci, devices[pci], nodes[pci])}
+        aliases = {name: [pci, *self.aliases(devices[pci])] for name, pci in present.items()}
         if closed and not present and self.devices is None:
             raise SourceUnavailable("; ".join(closed.values()))
-        asked = [why for pci, why in closed.items() if {pci, *self.aliases(cards[pci].parents[1])} & {*(self.devices or ())}]
-        chosen = self.choose(present, aliases, self.masks, self.name, asked) if cards else ()
+        asked = [why for pci, why in closed.items() if {pci, *self.aliases(devices[pci])} & {*(self.devices or ())}]
+        chosen = self.choose(list(present), aliases, self.masks, self.name, asked) if cards else ()
         heads = self.heads(cards)
-        for head in dict.fromkeys(heads[pci] for pci in chosen):
+        for head in dict.fromkeys(heads[present[name]] for name in chosen):
             dies = tuple(pci for pci in self.ordered(cards) if heads[pci] == head)
-            shared: dict[str, Any] = {"users": dies, "flags": ("dual_die_parent",)} if len(dies) > 1 else {}
+            users, flags = (dies, ("dual_die_parent",)) if len(dies) > 1 else ((), ())
+            if partition_of(devices[head]):
+                users, flags = tuple(name for name, pci in present.items() if pci == head), ("shared_device",)
             for sensor in self.sensors(head, cards[head]):
-                yield replace(sensor, channel=replace(sensor.channel, **shared))
+                yield replace(sensor, channel=replace(sensor.channel, users=users, flags=(*flags, *sensor.channel.flags)))
+
+    def render_nodes(self, device: Path) -> list[Path]:
+        """The device files by which a card is computed on."""
+        return [self.nodes / node.name for node in listing(device / "drm", "renderD*")]
+
+    def counted(self, pci: str, device: Path, nodes: Sequence[Path]) -> list[str]:
+        """The devices that the vendor's runtime counts a card as, by names of their own where they are several."""
+        return [pci]
 
     def heads(self, cards: Mapping[str, Path]) -> dict[str, str]:
         """Of each card the one that speaks for its package."""
@@ -177,6 +185,10 @@ class _DrmSource(FileSource):
         return f"no card of the drivers {', '.join(self.drivers)} with a power sensor below {self.root}"
 
 
+def _opens(node: Path) -> bool:
+    return os.access(node, os.R_OK | os.W_OK)
+
+
 DUAL_DIE = {"0x7408": "MI250X", "0x740c": "MI250"}
 """AMD's packages of which each die is a device: PCI number and name. The kernel tells the one, AMD's library the other."""
 
@@ -188,6 +200,21 @@ class AmdGpuSource(_DrmSource):
 
     def ordered(self, cards: Iterable[str]) -> list[str]:
         return sorted(cards)
+
+    def render_nodes(self, device: Path) -> list[Path]:
+        parts = self._parts(device)
+        return [self.nodes / f"renderD{part['drm_render_minor']}" for part in parts] if parts else super().render_nodes(device)
+
+    def counted(self, pci: str, device: Path, nodes: Sequence[Path]) -> list[str]:
+        parts = self._parts(device)
+        return [f"{pci}/{n}" for n in range(sum(map(_opens, nodes)))] if parts else [pci]
+
+    def _parts(self, device: Path) -> list[dict[str, int]]:
+        """What the compute driver says of the parts of a card that is divided; none of a whole one, or where it tells nothing."""
+        if not partition_of(device):
+            return []
+        parts = rocm_devices(self.root / "../kfd/kfd/topology/nodes").get(device.resolve().name.rpartition(".")[0], [])
+        return [part for part in parts if "drm_render_minor" in part]
 
     def aliases(self, device: Path) -> list[str]:
         unique = read(device / "unique_id")

@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from caraml.system.files import ROCM, fields, is_processor_graphics, listing, read, read_int
+from caraml.system.files import APUS, ROCM, fields, is_processor_graphics, listing, partition_of, read, read_int, rocm_devices
 from caraml.system.model import DeviceKind, DeviceModel, DType
 
 GROUP = "torch.backends"
@@ -142,34 +142,46 @@ def nvidia_gpus(root: Path) -> Shown:
 
 
 def amd_gpus(root: Path) -> Shown:
-    """The AMD GPUs (on dual-die packages: every die, as ROCm counts them) that amdgpu shows, in the order of PCI addresses; none without
-    the driver's compute interface, because AMD graphics cannot be computed on without it."""
+    """The AMD GPUs as ROCm counts them (on dual-die packages every die, of a divided GPU every partition) that amdgpu shows, in the order
+    of PCI addresses; none without the driver's compute interface, because AMD graphics cannot be computed on without it."""
     loaded = _loaded(root, "dev/kfd")
     if loaded and not _usable(root / "dev/kfd"):
         return Shown(closed=(loaded,), loaded=loaded)
     folders = [card / "device" for card in listing(root / "sys/class/drm", "card[0-9]*") if "-" not in card.name] if loaded else []
-    amd = [folder for folder in folders if read(folder / "vendor") == "0x1002" and read_int(folder / "mem_info_vram_total")]
-    opened, closed = list[Path](), list[str]()
+    amd = [folder for folder in folders if read(folder / "vendor") == "0x1002" and _computes(folder)]
+    told = rocm_devices(root / "sys/class/kfd/kfd/topology/nodes")
+    opened, closed = list[DeviceModel](), list[str]()
     for folder in sorted(amd, key=lambda folder: _pci_address(folder) or ""):
+        parts = told.get((_pci_address(folder) or "").rpartition(".")[0]) or [{}]
         nodes = [root / "dev/dri" / path.name for path in listing(folder / "drm", "renderD[0-9]*")]
+        if partition_of(folder) and "drm_render_minor" in parts[0]:
+            nodes = [root / f"dev/dri/renderD{part['drm_render_minor']}" for part in parts]
+            parts = [part for part, node in zip(parts, nodes, strict=True) if _usable(node)]
         if nodes and not any(map(_usable, nodes)):  # as where a job has some of the node's cards
             closed.append(f"/dev/dri/{nodes[0].name}")
         else:
-            opened.append(folder)
-    return Shown(tuple(_amd_gpu(index, folder) for index, folder in enumerate(opened)), tuple(closed), loaded)
+            opened += [_amd_gpu(len(opened) + i, folder, part) for i, part in enumerate(parts if partition_of(folder) else parts[:1])]
+    return Shown(tuple(opened), tuple(closed), loaded)
 
 
-def _amd_gpu(index: int, folder: Path) -> DeviceModel:
-    hwmon = next(iter(listing(folder / "hwmon", "hwmon[0-9]*")), folder / "hwmon")
+def _computes(folder: Path) -> bool:
+    return bool(read_int(folder / "mem_info_vram_total")) or read(folder / "device") in APUS
+
+
+def _amd_gpu(index: int, folder: Path, told: Mapping[str, int]) -> DeviceModel:
+    """A card, or a partition of it, whose limits nobody tells; ``told`` is what the compute driver says of it."""
+    hwmon, partition = next(iter(listing(folder / "hwmon", "hwmon[0-9]*")), folder / "hwmon"), partition_of(folder)
     caps = ("power1_cap", "power1_cap_default")
-    cap_uw, default_uw = (None if is_processor_graphics(hwmon) else read_int(hwmon / name) for name in caps)
+    cap_uw, default_uw = (None if partition or is_processor_graphics(hwmon) else read_int(hwmon / name) for name in caps)
+    number, own = read(folder / "device") or "", 0 if partition else read_int(folder / "mem_info_vram_total") or 0
+    name = read(folder / "product_name") or (f"AMD Instinct {APUS[number]}" if number in APUS else f"unknown AMD GPU {number}")
     return DeviceModel(
-        model=read(folder / "product_name") or f"unknown AMD GPU {read(folder / 'device') or ''}".strip(),
+        model=f"{name} {partition}".strip(),
         kind="rocm",
         index=index,
-        uuid=read(folder / "unique_id"),
+        uuid=f"{told['unique_id']:016x}" if partition and told.get("unique_id") else read(folder / "unique_id"),
         pci_bus_id=_pci_address(folder) or None,
-        memory_bytes=read_int(folder / "mem_info_vram_total"),
+        memory_bytes=max(own, told.get("memory_bytes", 0)) or None,
         tdp_w=default_uw / 1e6 if default_uw else None,
         power_limit_w=cap_uw / 1e6 if cap_uw else None,
     )
