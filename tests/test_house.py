@@ -130,7 +130,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_858,
     "base": 2_872,
-    "campaign": 1_644,
+    "campaign": 1_646,
     "cli": 1_621,
     "data": 791,
     "engine": 4_632,
@@ -142,7 +142,7 @@ LINES = {
     "results": 3_182,
     "suite": 2_689,
     "system": 3_472,
-    "verify": 1_018,
+    "verify": 1_063,
     "worker": 2_243,
     "workloads": 8_659,
 }

@@ -14,14 +14,24 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from caraml.base.errors import InputError
+from caraml.campaign.machine import DeviceLock, machine_of
+from caraml.cli.asked import place_of
 from caraml.engine.device import CpuDevice
 from caraml.metrics.model import Metric
 from caraml.power.signals import Constant, Square
+from caraml.power.source import POWER_SOURCES
+from caraml.report.tables import as_toml
 from caraml.results.store import Store
+from caraml.suite.expand import expand
 from caraml.suite.load import SuiteFile, load_suite
+from caraml.system.families import OVERRIDE
+from caraml.system.model import System
 from caraml.verify import Clock, KnownDevice, VirtualClock, proof
-from caraml.verify.claims import Finding, fact, number, seen_twice, signal_origin, undecided
-from caraml.verify.proof import HERE, accelerator_clock, right, write
+from caraml.verify.claims import SOURCE, Finding, fact, number, seen_twice, signal_origin, undecided
+from caraml.verify.proof import HERE, LOCAL, accelerator_clock, right, write
+from caraml.workloads import params_of
+from tests.test_campaign import Watcher
 
 
 def metric(value: float | None, half: float | None = None) -> Metric:
@@ -37,6 +47,8 @@ def test_a_wrong_number_beside_other_work_is_not_decided_and_a_wrong_fact_is() -
     assert undecided(fact("x", "1", "2", False), others).verdict == "wrong"
     assert undecided(number("x", 1.0, metric(None)), others).verdict == "wrong", "missing is missing"
     assert undecided(number("x", 1.0, metric(1.0)), others).verdict == "right"
+    rate = [undecided(number("x", 1.0, Metric(value=value, unit="thing/s")), others).verdict for value in (2.0, 0.5)]
+    assert rate == ["wrong", "note"], "others make no work faster"
 
 
 class Gpu(CpuDevice):
@@ -130,6 +142,65 @@ def test_a_disturbed_point_is_measured_once_more_and_a_fault_is_told(tmp_path: P
 )
 def test_a_number_is_right_within_its_interval_and_the_truth_s(measured: Metric | None, slack: float, verdict: str) -> None:
     assert number("x", 1.0, measured, slack).verdict == verdict
+
+
+def test_a_number_that_may_be_anything_is_not_called_right() -> None:
+    """Else the interval of a window with hardly a reading, or one that is itself wrong, would make any number right."""
+    assert number("x", 1.0, metric(1.0, 0.6)).verdict == number("x", 1.0, metric(1.0, 1e300)).verdict == "note"
+    assert number("x", 1.0, metric(2.0, 0.6)).verdict == "wrong" and number("x", 1.0, metric(1.3, 0.4)).verdict == "right"
+    assert number("net", 0.1, metric(2.0, 5.0), of=100.0).verdict == number("none", 0.0, metric(0.1, 0.2)).verdict == "right"
+
+
+def test_all_of_the_known_work_runs_on_a_cpu_that_emulates_half_precision() -> None:
+    system = proof.here().cpus
+    cpu = system.cpu.model_copy(update={"emulates": ("bf16", "fp16"), "usable_threads": 2})
+    plan = expand(load_suite(str(HERE / "suite.toml")), machine_of(system.model_copy(update={"cpu": cpu}), LOCAL), params_of)
+    assert len(plan.points) == 8 and not [planned.skip for planned in plan.points if planned.skip is not None]
+
+
+def test_the_proof_has_its_turn_and_leaves_no_verdict_when_it_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A campaign and a proof on one device would disturb each other."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("caraml.campaign.machine._SOON_SECONDS", 0.0)
+    place = proof.here()
+    campaign, said, asked = DeviceLock(place.system.identity, "suite quick"), list[str](), []
+
+    def say(text: str) -> None:
+        said.append(text)
+        campaign.release()
+
+    def measured(file: SuiteFile, system: System, *_: object) -> list[Finding]:
+        another = DeviceLock(place.system.identity, "another")
+        asked.append((system.site.software.variables, another.acquire()))
+        another.release()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(proof, "_measured", measured)
+    (tmp_path / proof.FILE).write_text('{"right": true}')
+    assert campaign.acquire()
+    with pytest.raises(KeyboardInterrupt):
+        proof.prove(tmp_path, Watcher(), place, say)
+    assert asked == [({POWER_SOURCES: SOURCE, OVERRIDE: "cpu"}, False)] and "suite quick uses" in said[0]
+    assert not (tmp_path / proof.FILE).exists() and campaign.acquire(), "its turn is over"
+
+
+def test_a_site_s_own_sensors_and_device_are_not_those_of_the_known_work(tmp_path: Path) -> None:
+    machine = tmp_path / "mine.toml"
+    machine.write_text(
+        as_toml(proof.here().system) + f"\n[site.software]\nvariables = {{ {POWER_SOURCES} = 'cray', OMP_PLACES = 'cores' }}\n"
+    )
+    place = place_of(str(machine), "local", 1)
+    variables = proof._with(place.system, proof._KNOWN).site.software.variables
+    assert variables == {POWER_SOURCES: SOURCE, OVERRIDE: "cpu", "OMP_PLACES": "cores"}, "the system that was asked for"
+
+
+def test_a_login_node_is_told_with_a_command_that_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CARAML_HERE")
+    monkeypatch.setattr("caraml.campaign.machine.login_node", lambda: "jwlogin01 is none of the 900 nodes of a Slurm cluster")
+    with pytest.raises(InputError, match="jwlogin01") as refused:
+        proof.prove(tmp_path, Watcher())
+    hint = refused.value.hint or ""
+    assert hint.startswith("caraml verify --system FILE --launcher slurm") and "CARAML_HERE=1" in hint and "--here" not in hint
 
 
 def test_one_wrong_number_makes_the_proof_fail(tmp_path: Path) -> None:

@@ -168,12 +168,14 @@ def too_large(system: System, points: Sequence[Point]) -> dict[str, str]:
     return reasons
 
 
-def refuse_login_node(command: str) -> None:
-    """Raise ``InputError`` where ``command`` would work on a node that is there for everybody to log in to."""
+def refuse_login_node(command: str, option: str = "--here") -> None:
+    """Raise ``InputError`` where ``command`` would work on a node that is there for everybody to log in to, unless its ``option``, if it
+    has one, or the variable says so."""
     if os.environ.get(HERE, "") in ("", "0") and (why := login_node()) is not None:
         raise InputError(
             f"{why}: measuring here would disturb others, and be disturbed",
-            f"{command} --system FILE --launcher slurm, or inside salloc; --here (or {HERE}=1) measures on this host",
+            f"{command} --system FILE --launcher slurm, or inside salloc; {f'{option} (or {HERE}=1)' if option else f'{HERE}=1'} measures "
+            "on this host",
         )
 
 

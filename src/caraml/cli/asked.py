@@ -26,7 +26,7 @@ from caraml.campaign.runner import run_campaign
 from caraml.cli import RESULTS, console, say
 from caraml.launch import Elsewhere
 from caraml.launch.batch import SlurmOptions
-from caraml.launch.launchers import default_name, launcher, plug_in
+from caraml.launch.launchers import LocalLauncher, default_name, launcher, plug_in
 from caraml.power.source import check_methods, chosen_sources
 from caraml.report.progress import LiveTable, LogLines
 from caraml.results.claim import BUILT_IN
@@ -298,7 +298,7 @@ def attended() -> bool:
 
 def place_of(system: str, launcher_name: str | None, nodes: int) -> Place:
     """Where `caraml verify` proves the ruler. Raises ``InputError`` for what cannot be reached."""
-    from caraml.verify.proof import Place, here  # needs torch, which the other verbs do without
+    from caraml.verify.proof import Place  # needs torch, which the other verbs do without
 
     asked = Asked("verify", Path(), system, launcher_name)
     machine = asked.machine()
@@ -310,7 +310,7 @@ def place_of(system: str, launcher_name: str | None, nodes: int) -> Place:
         return Place(machine, lambda root: launcher(name, machine, root, options, say), nodes, name)
     if name == "print":
         raise InputError(f"launcher {name!r} cannot prove anything: it runs nothing", "caraml verify --launcher slurm --system NAME")
-    return replace(here(), nodes=nodes)
+    return Place(machine, lambda root: LocalLauncher(), nodes)
 
 
 def show_results(store: Store, records: list[Record], name: str, title: str) -> None:

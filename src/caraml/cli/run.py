@@ -128,7 +128,7 @@ def verify(
     place = place_of(system, launcher, nodes)
     screen = console()
     with LiveTable(screen) if screen.is_terminal else LogLines(sys.stdout) as watcher:
-        findings = prove(out, watcher, place)
+        findings = prove(out, watcher, place, watcher.note)
     screen.print(table(findings))
     verdicts = [finding.verdict for finding in findings]
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in ("right", "wrong", "note", "not here"))

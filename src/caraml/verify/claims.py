@@ -37,6 +37,8 @@ GPU_CALIBRATION = 0.03
 """Relative error of a kernel that was told how long to run, by clocks that change."""
 SWITCH_SECONDS = 0.001
 """What agreeing over the network between nodes may add to a step."""
+WIDE = 0.5
+"""Share of the truth by which a number may differ at most to be called right: within more than that lies any."""
 BUSY_SHARE = 0.03
 """By how much steps on a CPU may differ from the clock's timetable where others use it, too."""
 SOURCE = "fake:square"
@@ -70,8 +72,11 @@ class Finding:
     """How far value and truth may be apart: the stated uncertainty of the number, and of the truth where that has one."""
 
 
-def number(claim: str, truth: float, metric: Metric | None, slack: float = 0.0) -> Finding:
-    """A published number within its interval and bound of the truth; ``slack`` is the uncertainty of the truth itself, in the same unit."""
+def number(claim: str, truth: float, metric: Metric | None, slack: float = 0.0, of: float | None = None) -> Finding:
+    """A published number within its interval and bound of the truth; ``slack`` is the uncertainty of the truth itself, in the same unit.
+    One that is a difference is a small part ``of`` a number, by default of the truth: where it may be off by ``WIDE`` of that, whether it
+    is right has not been seen.
+    """
     if metric is None or metric.value is None:
         reason = (metric.reason if metric else None) or "not measured"
         return Finding(claim, human(truth, metric.unit if metric else "1"), f"nothing: {reason}", "wrong")
@@ -81,6 +86,8 @@ def number(claim: str, truth: float, metric: Metric | None, slack: float = 0.0) 
     verdict: Verdict = "right" if abs(metric.value - truth) <= allowed + rounding else "wrong"
     unit = metric.unit
     measured = f"{_shown(metric.value, unit)} ± {_shown(allowed, unit)}"
+    if verdict == "right" and truth and not allowed < WIDE * abs(of or truth):
+        verdict, measured = "note", f"{measured}; not decided: a wrong number would lie within that, too"
     return Finding(claim, _shown(truth, unit), measured, verdict, unit, truth, metric.value, allowed)
 
 
@@ -90,8 +97,11 @@ def fact(claim: str, truth: str, measured: str, holds: bool) -> Finding:
 
 
 def undecided(finding: Finding, others: Metric) -> Finding:
-    """A wrong number of a window in which others used the CPU tells nothing of the ruler: what took the time is not known."""
-    if finding.verdict != "wrong" or finding.value is None or others.value is None:
+    """A wrong number of a window in which others used the CPU tells nothing of the ruler: what took the time is not known. But others make
+    no work faster: a rate that is too high is wrong."""
+    if finding.verdict != "wrong" or finding.value is None or finding.truth_value is None or others.value is None:
+        return finding
+    if finding.unit is not None and finding.unit.endswith("/s") and finding.value > finding.truth_value:
         return finding
     return replace(
         finding, verdict="note", measured=f"{finding.measured}; not decided: others used {percent(others.value)} of the CPU time"
@@ -156,7 +166,8 @@ def energy_claims(record: Record, store: Store) -> list[Finding]:
         "idle_power": (watts, error * longest),
         "energy_net": (joules - watts * seconds, error + error * longest * seconds),
     }
-    return [number(name.replace("_", " "), truth, metrics.get(name), slack) for name, (truth, slack) in truths.items()]
+    parts = {"energy_net": joules}
+    return [number(name.replace("_", " "), truth, metrics.get(name), slack, parts.get(name)) for name, (truth, slack) in truths.items()]
 
 
 def silence_claims(record: Record, store: Store) -> list[Finding]:

@@ -24,7 +24,7 @@ from caraml.base.files import open_new, write_file
 from caraml.base.format import human, percent
 from caraml.base.processes import NODE
 from caraml.campaign import Campaign, Options, Watcher
-from caraml.campaign.machine import machine_of
+from caraml.campaign.machine import DeviceLock, machine_of, refuse_login_node
 from caraml.campaign.runner import run_campaign
 from caraml.engine.device import Device, StepTimer, accelerator_type, open_device
 from caraml.engine.instruments import cpu_time, share_of_others
@@ -224,6 +224,8 @@ FOLDER = "verify"
 """The known work has a store of its own, so that nobody takes it for a result."""
 NODES = "nodes.toml"
 LOCAL = "local"
+_KNOWN = {POWER_SOURCES: SOURCE, OVERRIDE: "cpu"}
+"""Environment variables of work on devices and with sensors that are known."""
 _BATCH = 4
 """Samples of each node in the work that goes over several."""
 
@@ -253,23 +255,53 @@ def here() -> Place:
     return Place(detect(), lambda root: LocalLauncher())
 
 
-def prove(out: Path, watcher: Watcher, place: Place | None = None) -> list[Finding]:
-    """Every finding, the machine's last. Records stay below ``out/verify`` and the findings in ``out/verify.json``.
+def prove(out: Path, watcher: Watcher, place: Place | None = None, say: Callable[[str], None] = lambda text: None) -> list[Finding]:
+    """Every finding, the machine's last. Records stay below ``out/verify`` and the findings in ``out/verify.json``, of which those of
+    an earlier proof go at once.
 
-    With a ``place`` that is not this machine, nothing is said of the machine itself, since this process does not run on it.
+    With a ``place`` that is not this machine, nothing is said of the machine itself, since this process does not run on it. On this one
+    the proof waits for its turn on the device, and tells ``say`` what it waits for.
     """
     store, known = Store(out / FOLDER), place or here()
-    with _environment({POWER_SOURCES: SOURCE, OVERRIDE: "cpu"}):
-        findings = _measured(load_suite(str(HERE / "suite.toml")), known.cpus, known, store, watcher)
-        if known.nodes > 1:
-            findings += over_nodes(known, store, watcher)
-    findings += _measured(load_suite(str(HERE / "real.toml")), known.system, known, store, watcher)
     if known.name == LOCAL:
-        findings += machine_findings(detect())
-    else:
+        refuse_login_node("caraml verify", option="")
+    store.make()
+    (out / FILE).unlink(missing_ok=True)
+    with _turn(known, out, say):
+        with _environment(_KNOWN):
+            findings = _measured(load_suite(str(HERE / "suite.toml")), _with(known.cpus, _KNOWN), known, store, watcher)
+            if known.nodes > 1:
+                findings += over_nodes(known, store, watcher)
+        findings += _measured(load_suite(str(HERE / "real.toml")), known.system, known, store, watcher)
+        if known.name == LOCAL:
+            findings += machine_findings(detect())
+    if known.name != LOCAL:
         findings.append(Finding("machine", "", f"run caraml verify on a node of {known.system.name} to look at the machine", "not here"))
     write(out / FILE, findings)
     return findings
+
+
+@contextmanager
+def _turn(place: Place, out: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Have this machine's device to ourselves while the block runs, as far as campaigns of this user go: each would disturb the other."""
+    lock = DeviceLock(place.system.identity, f"caraml verify into {out.absolute()}") if place.name == LOCAL else None
+    while lock is not None and not lock.acquire():
+        if (news := lock.news()) is not None:
+            say(news)
+        time.sleep(_LOOK_SECONDS)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _with(system: System, variables: dict[str, str]) -> System:
+    """The system with variables of its points' scripts in place of its own: a site may set its own sensors, and not every queue and
+    container passes on what the caller has."""
+    software = system.site.software
+    software = software.model_copy(update={"variables": {**software.variables, **variables}})
+    return system.model_copy(update={"site": system.site.model_copy(update={"software": software})})
 
 
 def right(findings: Sequence[Finding]) -> bool:
@@ -300,8 +332,10 @@ def over_nodes(place: Place, store: Store, watcher: Watcher) -> list[Finding]:
     for benchmark in file.suite.benchmark:
         wide = benchmark.model_copy(update={"nodes": place.nodes, "global_batch": place.nodes * _BATCH})
         one = replace(file, suite=file.suite.model_copy(update={"benchmark": [wide]}))
-        with _environment({POWER_SOURCES: source_of(place.nodes, last_dies=benchmark.name != "nodes")}):
-            findings += _claimed(one, played, store) if place.name == LOCAL else _measured(one, system, place, store, watcher)
+        variables = {**_KNOWN, POWER_SOURCES: source_of(place.nodes, last_dies=benchmark.name != "nodes")}
+        with _environment(variables):
+            there = _with(system, variables)
+            findings += _claimed(one, played, store) if place.name == LOCAL else _measured(one, there, place, store, watcher)
     return findings
 
 
