@@ -136,7 +136,7 @@ LINES = {
     "engine": 4_632,
     "launch": 1_818,
     "metrics": 988,
-    "power": 4_867,
+    "power": 4_871,
     "reference": 521,
     "report": 4_926,
     "results": 3_182,

@@ -606,6 +606,18 @@ def test_the_counter_of_a_superchip_is_its_modules(monkeypatch: pytest.MonkeyPat
     assert window.boundaries["device"].energy_j == pytest.approx(3000)
 
 
+@pytest.mark.parametrize("name", ["NVIDIA GB200", "NVIDIA GB300"])
+def test_a_module_of_two_gpus_does_not_count_twice(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """On a GB200 at rest each of four GPUs shows 160 W of its own and 465 W of its module, of which there are two."""
+    use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": f"GPU-{n}", "name": name, "module": True} for n in range(4)])
+    source = create("nvml")
+    channels, _ = opened(source)
+    assert {(c.boundary, c.kind, c.parent) for c in channels.values()} == {("device", "power_instant", None)}
+    assert len(source.left_out) == 4  # type: ignore[attr-defined]
+    window = energy_at_constant_power(list(channels.values()), {f"GPU-{n}": 160.0 for n in range(4)})
+    assert list(window.boundaries) == ["device"] and window.boundaries["device"].energy_j == pytest.approx(6400)
+
+
 def test_a_module_seen_by_two_sources_counts_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": A, "name": "NVIDIA GH200 120GB", "module": True, "gpu_scope": False}])
     trees.grace_rail(tmp_path, 0, "Module", 0, 375)

@@ -70,7 +70,8 @@ class NvmlSource(_Library):
 
     Units and meanings are those of the NVML API reference: ``nvmlDeviceGetTotalEnergyConsumption`` mJ since the driver was loaded (Volta
     and newer), field 186 instantaneous and field 185 averaged power in mW, ``nvmlDeviceGetPowerUsage`` mW, which is a mean over one second
-    on Ampere and newer except GA100. On Grace-Hopper the counter covers the whole module.
+    on Ampere and newer except GA100. On Grace-Hopper the counter covers the whole module. A Grace-Blackwell module has two GPUs, and each
+    of them shows the power of all of it: only that of the GPU itself is read, and no counter, of which nobody says what it covers there.
     """
 
     name = "nvml"
@@ -117,7 +118,7 @@ class NvmlSource(_Library):
         """Add the counter and the best power reading of one GPU, as far as they answer."""
         nvml = self.library
         limit = self.or_none(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) * MILLI)
-        superchip = any(word in name for word in ("GH200", "GB200", "GB300"))
+        superchip, halves = "GH200" in name, any(word in name for word in ("GB200", "GB300"))
         module: Boundary = "module" if superchip else "device"
         flags = ("mig_parent", "shared_device") if slices else ()
 
@@ -143,7 +144,10 @@ class NvmlSource(_Library):
 
         # The counter first: asked for it, the driver fetches all sensors of the GPU (3 to 4 ms, up to 30 under load), and power is at hand.
         duty = next((share for model, share in PART_TIME.items() if model in name), 1.0)
-        self.try_to_add(channel("energy", module), lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) * MILLI)
+        if halves:
+            self.left_out.append(f"{uuid}: neither the module's power nor the counter is read, as each of the two GPUs shows the module's")
+        else:
+            self.try_to_add(channel("energy", module), lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) * MILLI)
         scopes: list[tuple[int, Boundary]] = [(SCOPE_GPU, "device"), *([(SCOPE_MODULE, module)] if superchip else [])]
         for scope, boundary in scopes:
             instant = self.try_to_add(channel("power_instant", boundary, duty=duty), self._field(handle, FIELD_INSTANT, scope))
