@@ -888,11 +888,11 @@ FAULTS = [
         ("tests/power/test_power_devices.py::test_a_loop_of_one_s_own_reads_the_gpus_that_its_node_s_ranks_use",),
     ),
     Fault(
-        "one rank's part is an own loop's rate",
+        "who fails after an own loop's window waits for the others",
         "worker/measure.py",
         "if self.done and (error is None or self._ranks.world == 1):",
         "if self.done:",
-        ("tests/worker/test_measure.py::test_one_rank_of_several_that_failed_is_not_all_of_them",),
+        ("tests/worker/test_measure.py::test_one_rank_of_several_that_fails_after_the_window_writes_what_all_measured",),
     ),
     Fault("the limit of other cores", LIMITS, "processes, *_share_of_host(host.mask()))", "processes)", (T_LIMITS,)),
     Fault("selective recomputation repeats attention", "workloads/gpt/model.py", "    _aten.bmm.default,\n", "", (T_MODES,)),

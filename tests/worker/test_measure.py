@@ -228,18 +228,58 @@ class Twins(Ranks):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_one_rank_of_several_that_failed_is_not_all_of_them(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After its window, too: what the others did is not known then, and half of the items are half of the rate."""
+def test_one_rank_of_several_that_fails_after_the_window_writes_what_all_measured(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they said when the window closed: whoever failed cannot wait for the others, who may wait for ever."""
     monkeypatch.setattr(own_loop, "ranks_in_use", Twins)
+    if fails:
+        monkeypatch.setattr(Twins, "ends", lambda self, patience: pytest.fail("it waits"))
     with pytest.raises(ZeroDivisionError) if fails else nullcontext(), caraml.measure("twins", out=tmp_path, policy=QUICK) as m:
         while m.step(1):
             time.sleep(0.005)
         assert not fails or 1 / 0
     record = only(tmp_path)
-    if fails:
-        assert record.status == "failed" and record.window is None and "ZeroDivisionError" in (record.reason or "")
-    else:
-        assert record.status == "ok" and record.window is not None and record.window.items == 2 * record.window.steps
+    assert record.status == "ok" and record.window is not None and record.window.items == 2 * record.window.steps
+
+
+@pytest.mark.parametrize("kind", [Ranks, Twins])
+def test_a_loop_that_goes_on_after_its_window_has_its_record(
+    kind: type[Ranks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Training may go on for hours, to whatever end: a time limit, a kill, a node that fails."""
+    monkeypatch.setenv("CARAML_POWER", "fake:constant")
+    monkeypatch.setattr(own_loop, "ranks_in_use", kind)
+    with caraml.measure("goes on", out=tmp_path, policy=QUICK) as m:
+        while m.step(1):
+            time.sleep(0.005)
+        assert not Store(tmp_path).records(), "a loop that ends there has it once, after its idle baseline"
+        for _ in range(3):
+            assert not m.step(1)
+        early = only(tmp_path)
+        assert early.status == "ok" and early.window is not None and early.files.keys() == {"steps", "power"}
+    record = only(tmp_path)
+    assert record.window == early.window and record.attempt == early.attempt == 1 and record.phases[-1].name == "idle_after"
+    assert capsys.readouterr().err.count("caraml: goes on: ok") == 2
+
+
+def test_a_record_that_cannot_be_written_early_ends_no_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does one that cannot be written again take the earlier one along."""
+    monkeypatch.setattr(own_loop, "make_record", lambda *_: 1 / 0)
+    with caraml.measure("early", out=tmp_path, policy=QUICK) as m:
+        while m.step(1):
+            time.sleep(0.005)
+        assert not m.step(1) and not m.step(1)
+        monkeypatch.undo()
+    assert m.record is not None and m.record.status == "ok" and capsys.readouterr().err.count("not written yet: ZeroDivisionError") == 1
+    with caraml.measure("late", out=tmp_path / "b", policy=QUICK) as m:
+        while m.step(1):
+            time.sleep(0.005)
+        m.step(1)
+        monkeypatch.setattr(own_loop, "write_record", lambda *_: os.open("/dev/full", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    assert only(tmp_path / "b").status == "ok" and "its record is as it was when the window closed" in capsys.readouterr().err
 
 
 # -- where a loop goes while it is measured -----------------------------------------------------------------------------------------------
@@ -394,12 +434,15 @@ def test_steps_of_several_threads_all_count(tmp_path: Path) -> None:
 # -- ranks that part ---------------------------------------------------------------------------------------------------------------------
 
 
+LATE, GONE = "Timed out waiting 60000ms for send operation to complete", "Connection closed by peer"
+
+
 class Pair(LooseRanks):
     """Rank 0 of two, of which the other leaves its loop after ``ends`` steps, or is never heard of again then."""
 
-    def __init__(self, ends: int, silent: bool = False) -> None:
+    def __init__(self, ends: int, silent: str = "", alone: bool = False) -> None:
         super().__init__(0, 2, 0, None)
-        self.ends_at, self.silent, kept = ends, silent, dict[str, Any]()
+        self.ends_at, self.silent, self.alone, kept = ends, silent, alone, dict[str, Any]()
         add = lambda key, more: kept.__setitem__(key, kept.get(key, 0) + more) or kept[key]  # noqa: E731
         self._store = SimpleNamespace(set=kept.__setitem__, get=kept.get, check=lambda keys: keys[0] in kept, add=add)
 
@@ -410,8 +453,8 @@ class Pair(LooseRanks):
         """Nobody to wait for."""
 
     def _exchange(self, mine: list[int], patience: float | None) -> list[list[int]]:
-        if self.silent and self.steps >= self.ends_at:
-            raise RuntimeError("Timed out waiting 60000ms for send operation to complete" if patience else "Connection closed by peer")
+        if self.silent and self.steps >= self.ends_at and (mine[2] or self.alone):
+            raise RuntimeError(self.silent)
         return [mine, [0, min(self.steps, self.ends_at), int(self.steps > self.ends_at or mine[2])]]
 
 
@@ -420,10 +463,15 @@ class Pair(LooseRanks):
     [
         (Pair(12), 1000, r"rank 1 ended after 12 steps, rank 0 going on after \d+ steps"),
         (Pair(19), 20, "rank 0 ended after 20 steps, rank 1 ended after 19 steps|rank 1 ended after 19 steps, rank 0 ended after 20 steps"),
-        (Pair(20, silent=True), 20, "rank 0 ended after 20 steps, rank 1 not ended 60 s later"),
+        (Pair(20, LATE), 20, "rank 0 ended after 20 steps, rank 1 not ended 60 s later"),
+        (
+            Pair(1, LATE, alone=True),
+            20,
+            r"rank 0 going on after 1 step, rank 1 not at its next step \d+ s later(.|\n)*longer CARAML_H",
+        ),
         (Pair(20), 20, None),
     ],
-    ids=["goes on", "one more", "hangs", "together"],
+    ids=["goes on", "one more", "hangs", "m.step on one alone", "together"],
 )
 def test_ranks_whose_loops_end_apart_are_told_where(
     ranks: Pair, steps: int, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -449,7 +497,7 @@ def test_ranks_whose_loops_end_apart_are_told_where(
 
 def test_the_first_of_several_ranks_that_fail_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others fail of that it is gone, which says nothing."""
-    ranks = Pair(12, silent=True)
+    ranks = Pair(12, GONE, alone=True)
     monkeypatch.setattr(own_loop, "ranks_in_use", lambda: ranks)
     with ranks.telling() as first:
         assert first
@@ -458,6 +506,26 @@ def test_the_first_of_several_ranks_that_fail_is_recorded(tmp_path: Path, monkey
         while m.step(1):
             time.sleep(0.001)
     assert not Store(tmp_path).records()
+
+
+def test_a_rank_records_where_rank_0_and_the_store_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can say then which rank is to: the one that makes the attempt."""
+
+    def gone(*_: Any) -> None:
+        raise RuntimeError("Broken pipe")
+
+    loops: list[own_loop.OwnLoop] = []
+    for _ in range(2):
+        ranks = Pair(12, GONE, alone=True)
+        ranks._store = SimpleNamespace(add=gone, wait=gone, set=gone, check=gone)
+        monkeypatch.setattr(own_loop, "ranks_in_use", lambda ranks=ranks: ranks)
+        with pytest.raises(RuntimeError, match="Connection closed"), caraml.measure("survivor", out=tmp_path, policy=QUICK) as m:
+            m._next_attempt = 1  # as if both were ranks of one loop
+            loops.append(m)
+            while m.step(1):
+                time.sleep(0.001)
+    assert only(tmp_path).attempt == 1 and "Connection closed" in (only(tmp_path).reason or "")
+    assert loops[0].record == only(tmp_path) and loops[1].record is None
 
 
 def test_the_group_of_a_loop_is_gone_after_it() -> None:

@@ -33,6 +33,7 @@ from caraml.base.files import write_file
 from caraml.base.format import count, some
 from caraml.engine.device import collectives
 from caraml.engine.start import MEET, PEER, SECRET
+from caraml.system.variables import PATIENCE
 
 _AGREEMENT_TIMEOUT = timedelta(minutes=10)
 _PROOF_BYTES = 32
@@ -58,6 +59,8 @@ class Ranks:
         """``hosts`` is the group whose messages are in the hosts' memory, on every kind of device; ``None`` for a process that is alone."""
         self.steps = 0
         """Of a loop that CARAML does not run: how many have ended on this rank."""
+        self.patience = 0.0
+        """Seconds that ranks of such loops, which go on, wait for one that does not come, at least; 0: for gloo's time limit."""
 
     @classmethod
     def from_environment(cls, device: torch.device) -> Ranks:
@@ -115,9 +118,16 @@ class Ranks:
         """This rank's loop has ended. Where ranks may leave it apart, wait for the others to leave it, too, for ``patience`` seconds."""
 
     @contextlib.contextmanager
-    def telling(self) -> Iterator[bool]:
-        """Whether this rank is the one to record, inside the block, what failed."""
+    def telling(self) -> Iterator[bool | None]:
+        """Whether this rank is the one to record, inside the block, what failed; ``None`` where nobody knows any more."""
         yield self.rank == 0
+
+    def keep(self, folder: Path) -> None:
+        """Tell the others where this rank has written a record that is not the last word."""
+
+    def kept(self) -> Path | None:
+        """Where a rank has written such a record."""
+        return None
 
     def know_each_other(self) -> None:
         """See that the other end of every connection between the ranks is a process of the point. Gloo takes whoever comes first for the
@@ -143,6 +153,8 @@ class Ranks:
             dist.destroy_process_group()
 
 
+_LONG_STEPS, _LONGEST = 10, 1800.0
+"""Steps whose time ranks wait for one that does not come, at least, and seconds, gloo's own limit, at most."""
 _loops = itertools.count()
 _TELLING_SECONDS = 10.0
 
@@ -153,13 +165,16 @@ class LooseRanks(Ranks):
 
     def __init__(self, rank: int, world: int, local_rank: int, hosts: dist.ProcessGroup | None) -> None:
         super().__init__(rank, world, local_rank, hosts)
-        self._key = f"caraml/loop/{next(_loops)}"
+        self._key, self._began = f"caraml/loop/{next(_loops)}", time.monotonic()
         # kept: a loop may end with destroy_process_group(), after which there is no default group to ask for it
         self._store: Any = None if hosts is None else dist.distributed_c10d._get_default_store()
 
     def agree(self, value: int) -> int:
-        """Rank 0's value, on every rank. Raises ``InputError``, on every rank, where one has left the loop or is at another step."""
-        return self._meet(value)
+        """Rank 0's value, on every rank. Raises ``InputError``, on every rank, where one has left the loop or is at another step, and where
+        one does not come for longer than all steps so far have taken."""
+        so_far = time.monotonic() - self._began
+        longest = max(self.patience, so_far, _LONG_STEPS * so_far / max(self.steps, 1))
+        return self._meet(value, patience=min(longest, _LONGEST) if self.patience else None)
 
     def ends(self, patience: float) -> None:
         """Wait for the others' end, which has to be at the same step. Raises ``InputError`` where it is not, or has not come in time."""
@@ -168,18 +183,30 @@ class LooseRanks(Ranks):
         self._meet(0, ended=True, patience=patience or None)
 
     @contextlib.contextmanager
-    def telling(self) -> Iterator[bool]:
+    def telling(self) -> Iterator[bool | None]:
         """The first rank that asks is the one: it failed first, and the others of that. They wait until it has told, for a while: where
-        one ends, launchers end the others."""
+        one ends, launchers end the others. ``None`` without a store, as where the node of rank 0 is gone."""
         number, told = 0, f"{self._key}/told"
         with contextlib.suppress(RuntimeError):  # rank 0 had the store, and is gone
             number = self._store.add(f"{self._key}/failed", 1)
             if number > 1:
                 self._store.wait([told], timedelta(seconds=_TELLING_SECONDS))
-        yield number == 1
+        yield number == 1 if number else None
         if number == 1:
             with contextlib.suppress(RuntimeError):
                 self._store.set(told, "")
+
+    def keep(self, folder: Path) -> None:
+        """Leave the folder's name in the store."""
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"{self._key}/kept", str(folder))
+
+    def kept(self) -> Path | None:
+        """The folder by the store."""
+        with contextlib.suppress(RuntimeError):
+            if self._store.check([key := f"{self._key}/kept"]):
+                return Path(self._store.get(key).decode())
+        return None
 
     def leave(self) -> None:
         """Give up the loop's own group, which no other loop needs: each holds files and threads."""
@@ -194,20 +221,20 @@ class LooseRanks(Ranks):
         except RuntimeError as error:
             if "imed out" not in str(error):
                 raise
-            raise _apart([self._seen(rank, patience) for rank in range(self.world)]) from error
+            raise _apart([self._seen(rank, ended, patience) for rank in range(self.world)], waited=patience is not None) from error
         places = [f"{'ended' if over else 'going on'} after {count(steps, 'step')}" for _, steps, over in found]
         if len({*places}) > 1:
             raise _apart(places)
         return found[0][0]
 
-    def _seen(self, rank: int, patience: float | None) -> str:
+    def _seen(self, rank: int, ended: bool, patience: float | None) -> str:
         """Where a rank is that others have waited for, as far as it has said so."""
         with contextlib.suppress(RuntimeError):
             if self._store.check([key := f"{self._key}/{rank}"]):
                 return f"ended after {count(int(self._store.get(key)), 'step')}"
-        if patience is not None:
-            return f"not ended {patience:.0f} s later"
-        return f"going on after {count(self.steps, 'step')}" if rank == self.rank else "waited for in vain"
+        if rank == self.rank and not ended:
+            return f"going on after {count(self.steps, 'step')}"
+        return "waited for in vain" if patience is None else f"not {'ended' if ended else 'at its next step'} {patience:.0f} s later"
 
     def _exchange(self, mine: list[int], patience: float | None) -> list[list[int]]:
         """Every rank's numbers, on every rank. Raises ``RuntimeError`` where a rank is gone, or has not come in time."""
@@ -221,14 +248,15 @@ class LooseRanks(Ranks):
         return [row.tolist() for row in rows]
 
 
-def _apart(places: list[str]) -> InputError:
-    """The error of ranks of which each is in a place, in words."""
+def _apart(places: list[str], *, waited: bool = False) -> InputError:
+    """The error of ranks of which each is in a place, in words; ``waited``: some have not come in time."""
     order = sorted(dict.fromkeys(places), key=lambda place: not place.startswith("ended"))
     at = {place: [str(rank) for rank, one in enumerate(places) if one == place] for place in order}
     found = ", ".join(f"{'ranks' if len(ranks) > 1 else 'rank'} {some(ranks, 8)} {place}" for place, ranks in at.items())
     return InputError(
         f"the ranks' loops have to end at the same step: found {found}",
-        "call m.step() on all ranks, and leave where it is false or the shortest input ends; do what one rank does alone after the block",
+        "call m.step() on all ranks, and leave where it is false or the shortest input ends; do what one rank does alone after the block"
+        + (f", or export a longer {PATIENCE}" if waited else ""),
     )
 
 

@@ -6,7 +6,6 @@ The owner calls ``step`` at the end of each step. Under torchrun every rank does
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -20,13 +19,13 @@ from importlib import metadata
 from numbers import Integral
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
+from pydantic import JsonValue
 
 from caraml import __version__
 from caraml.base.errors import InputError, is_out_of_memory
 from caraml.base.files import new_folder_beside, write_new
 from caraml.base.format import count, human, percent
-from caraml.base.limits import COUNT, NAME
+from caraml.base.limits import COUNT
 from caraml.base.processes import on_signals
 from caraml.base.toml import checked, shown
 from caraml.engine.device import CpuDevice
@@ -35,13 +34,15 @@ from caraml.engine.loop import FEWEST_STEPS, Hooks, MeasuringLoop
 from caraml.engine.ranks import LooseRanks, Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.metrics.model import Facts, Metric, Peak
+from caraml.power.store import ROW
 from caraml.results.finish import now, reason_of
 from caraml.results.record import Record, Status
-from caraml.results.store import Store, write_record
-from caraml.suite.model import COUNTED, NOT_STATED, OF_EPOCHS, OWN_LOOP, Point, Policy, Stated
+from caraml.results.rows import write_table
+from caraml.results.store import Store, attempts, write_record
+from caraml.suite.model import COUNTED, NOT_STATED, OWN_LOOP, Point, Policy, Stated
 from caraml.system.detect import detect, environment
 from caraml.system.variables import PATIENCE, seconds_asked
-from caraml.worker.place import RankPlace, device_in_use, place_of, ranks_in_use, results_folder
+from caraml.worker.place import RankPlace, Told, device_in_use, place_of, policy_of, ranks_in_use, results_folder
 from caraml.worker.record import Known, PhaseLog, gathered, make_record, rescued, write_readings
 
 _NO_PEAK = "not measured beside a loop of one's own"
@@ -62,35 +63,9 @@ _UNTOLD = {
     **dict.fromkeys(("achieved_flops_per_device", "mfu", "mfu_measured", "hfu"), "caraml.measure(flops_per_item=...) was not given"),
 }
 """Metrics that nobody told the numbers of, and why; those of FLOPs only where none were given."""
-_MOST_FLOPS = 1e30
-_PATIENCE, _LONG_STEPS = 60.0, 10
-"""Seconds, and the fewest steps' time, that ranks whose loop has ended in its window or before wait for the others to leave theirs."""
-
-
-class _Told(BaseModel):
-    """What the arguments of ``measure`` may be."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: str = Field(min_length=1, max_length=NAME)
-    item: str = Field(min_length=1, max_length=NAME)
-    params: dict[str, JsonValue] | None
-    precision: Stated | None
-    flops_per_item: float | None = Field(gt=0, lt=_MOST_FLOPS)
-    parameters: int | None = Field(gt=0, le=COUNT)
-
-    @field_validator("params")
-    @classmethod
-    def _tell_loops_apart(cls, params: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
-        """A record has no NaN: it would be read as null, and so would another."""
-        for key, what in (("name", "the name of the loop"), (COUNTED, "the argument item")):
-            if key in (params or {}):
-                raise ValueError(f"another key than {key!r}, which has {what}")
-        try:
-            json.dumps(params, allow_nan=False)
-        except ValueError:
-            raise ValueError("finite numbers") from None
-        return params
+_PATIENCE, _LONG_STEPS, _STUCK = 60.0, 10, 300.0
+"""Seconds, and the fewest steps' time, that ranks whose loop has ended wait for the others to leave theirs; and seconds that ranks whose
+loops go on wait for one that does not."""
 
 
 class OwnLoop:
@@ -106,8 +81,19 @@ class OwnLoop:
         self._process, self._one_at_a_time, self._ended = os.getpid(), threading.RLock(), False
         self._over = False
         """Whether this rank has nothing to tell any more: rank 0 writes the record."""
+        self._closed: list[RankSummary] | None = None
+        """What all ranks had measured when the window closed, and all were there: the end of the loop may never come on one."""
+        self._tried = False
+        self._kept: Path | None = None
+        """Folder of a record that was written before the block ended."""
         self._patience = seconds_asked(PATIENCE, _PATIENCE)
+        ranks.patience = seconds_asked(PATIENCE, _STUCK)
+        next_attempt = max(attempts(out / "points" / point.folder_name), default=0) + 1
+        self._left: float | None = None
+        """When this rank left its loop."""
         self._started_at, self._origin = now(), time.monotonic()
+        self._zero, self._next_attempt = ranks.gather([self._origin, next_attempt])[0]
+        """Rank 0's zero of the record's times, and the attempt's number if no other loop of this name takes it meanwhile."""
         self._log = PhaseLog(self._origin, lambda phase: None)
         self._instruments: Instruments | None = None
         try:
@@ -132,6 +118,8 @@ class OwnLoop:
     def step(self, items: int | None = None) -> bool:
         """A step has ended, with ``items`` items on this rank. False once enough was measured: the loop may then end, or go on."""
         if self.done:
+            if not (self._tried or self._ended or self._ranks.rank):  # the loop goes on, to whatever end
+                self._keep_while_it_goes_on()
             return False
         if not isinstance(items, Integral) or isinstance(items, bool) or not 1 <= items <= COUNT // self._ranks.world:
             hint = "m.step(len(batch)), or int(...) of a number that the host has"
@@ -147,7 +135,9 @@ class OwnLoop:
                 raise InputError(fault, "begin the block once the model is on its device: who times the steps is chosen then")
             self._items.append(int(items))
             self._ranks.steps = len(self._items)
-            return self._loop.step_ended(_NOTHING)
+            if not self._loop.step_ended(_NOTHING) and self._ranks.world > 1:
+                self._closed = self._gathered(last=False)
+            return not self._loop.done
 
     def finish(self, error: BaseException | None) -> None:
         """Close what is open and write the record. Collective, unless the loop failed."""
@@ -175,7 +165,9 @@ class OwnLoop:
         self._loop.__exit__()
         if self.done and (error is None or self._ranks.world == 1):
             self._record_measurement()
-        elif error is not None:  # of several ranks, too, that measured: who would wait for the others may wait for ever
+        elif self.done and self._closed is not None:  # without the others, who may never come
+            self._keep_early()
+        elif error is not None:
             self._fail("oom" if is_out_of_memory(error) else "failed", reason_of(error), alone=True)
         elif not self._loop.steps:
             self._fail("failed", "the loop ended without a step: call m.step(items) at the end of each")
@@ -187,54 +179,135 @@ class OwnLoop:
 
     # -- the record ----------------------------------------------------------------------------------------------------
 
-    def _record_measurement(self) -> None:
-        mine, ranks = self._loop.summary(), self._ranks
-        run = (self._run_began, time.monotonic())
+    def _gathered(self, *, last: bool) -> list[RankSummary]:
+        """What all ranks measured. Collective."""
+        mine, run = self._loop.summary(), (self._run_began, time.monotonic() if self._left is None else self._left)
         mine.items = self._items
         # A peak that was there before is that of something earlier in the process.
         peaks = [now if now is not None and now > (before or 0) else None for now, before in zip(self._peaks(), self._before, strict=True)]
         mine.device_memory, mine.host_memory = peaks
-        reported = self._peaks()[0] is not None
+        return gathered(self._ranks, mine, self._instruments, run, last=last)
+
+    def _record_measurement(self) -> None:
+        ranks, self._left = self._ranks, time.monotonic()
         with self._log.phase("idle_after"):
-            self._device.synchronize()
+            self._meet_others()
             quiet_baseline(ranks, self._instruments, self._point.measure.idle_seconds)
-        everyone = gathered(ranks, mine, self._instruments, run)
-        first = next(index for index, row in enumerate(mine.rows) if row.phase == "measure")
-        steps = [sum(items) for items in zip(*(rank.items[first : first + len(mine.window_rows)] for rank in everyone), strict=True)]
-        point = self._of_batch(max(steps))
-        missing = self._missing()
-        if min(steps) < max(steps):
-            missing["point.global_batch"] = f"steps had {min(steps):,} to {max(steps):,} {self._facts.item}s"
-        folder, files = self._new_attempt(point) if ranks.rank == 0 else self._out, dict[str, str]()
+        everyone = self._gathered(last=True)
+        point, missing = self._of_steps(everyone)
+        folder, files = self._out, dict[str, str]()
+        if ranks.rank == 0:
+            kept = self._kept or ranks.kept()
+            folder = kept if kept is not None and kept.is_dir() else self._new_attempt(point)
         with suppress(OSError):  # the record is worth more than its readings
             files = write_readings(ranks, everyone, self._instruments, folder, self._origin)
-        probed = Peak(value=None, dtype=point.precision, reason=_NO_PEAK)
-        known = Known(folder, point, self._facts, self._origin, self._started_at, probed, files=files, tells_wait=False)
-        known.runtime, known.phases = run[1] - run[0], self._log.phases
         try:
             if ranks.rank == 0:
                 with _to_its_end():
-                    self._write(everyone, known, missing, reported)
+                    self._write(everyone, self._known(folder, point, files), missing)
         finally:
             self._over = ranks.rank > 0
             ranks.barrier()  # where a rank fails on its way out, its launcher ends the one that writes the record
         if isinstance(ranks, LooseRanks):
             ranks.leave()
 
-    def _write(self, everyone: list[RankSummary], known: Known, missing: dict[str, JsonValue], reported: bool) -> None:
+    def _meet_others(self) -> None:
+        """Wait for the device, and for the others to leave their loops; keep what was measured where one does not for a while."""
+        if self._closed is None:
+            self._device.synchronize()
+            return
+        waits = threading.Timer(self._patience or _PATIENCE, self._keep_while_it_goes_on, [True])
+        waits.daemon = True
+        waits.start()
+        try:
+            self._device.synchronize()
+            self._ranks.ends(0.0)
+        finally:
+            waits.cancel()
+            waits.join()
+
+    def _keep_while_it_goes_on(self, waits: bool = False) -> None:
+        """:meth:`_keep_early`, once, beside a loop that is not to end by that."""
+        with self._one_at_a_time:
+            if self._tried or os.getpid() != self._process:
+                return
+            self._tried = True
+            try:
+                self._keep_early()
+            except Exception as error:  # noqa: BLE001 -- it is no fault of the loop
+                _say(f"caraml: the record is not written yet: {reason_of(error)}; it is tried again at the end of the block")
+        if waits:
+            _say(f"caraml: rank {self._ranks.rank} waits for the other ranks to leave the block of {self._point.benchmark!r}")
+
+    def _keep_early(self) -> None:
+        """Write the record of a complete window before the end of the block, which may be a kill, or never come. Of several ranks the first
+        that asks does."""
+        ranks = self._ranks
+        if self.record is not None or self._over:
+            return
+        everyone = self._closed or self._gathered(last=False)
+        point, missing = self._of_steps(everyone)
+        with self._to_record(point, alone=True) as folder:
+            if folder is None:
+                return
+            files, name = dict[str, str](), "power"
+            with suppress(Exception):  # the record is worth more than its readings
+                if self._instruments is not None and self._instruments.meter.channels and not ranks.rank:
+                    files[name] = write_table(folder, name, ROW, self._instruments.meter.rows(self._zero))
+            known = self._known(folder, point, files)
+            self._write(everyone, known, missing)
+            self._kept = known.folder
+            ranks.keep(known.folder)
+
+    @contextmanager
+    def _to_record(self, point: Point, *, alone: bool) -> Iterator[Path | None]:
+        """A new attempt's folder, on the one rank that writes a record now; what it writes is written to its end."""
+        ranks, folder = self._ranks, None
+        if ranks.rank and not (alone and (self._out / "points").is_dir()):
+            yield None
+            return
+        with _to_its_end(), ranks.telling() if alone else nullcontext(ranks.rank == 0) as first:
+            if first is None:  # nobody can say any more which rank it is: the one that makes the attempt
+                folder = Store(self._out).claim_attempt(point, point.folder_name, self._next_attempt)
+            elif first:
+                folder = self._new_attempt(point)
+            yield folder
+
+    def _of_steps(self, everyone: list[RankSummary]) -> tuple[Point, dict[str, JsonValue]]:
+        """The point with the items of a step as its batch, and what nobody stated."""
+        rows = everyone[0].rows
+        first = next(index for index, row in enumerate(rows) if row.phase == "measure")
+        window = len(everyone[0].window_rows)
+        steps = [sum(items) for items in zip(*(rank.items[first : first + window] for rank in everyone), strict=True)]
+        missing = self._missing()
+        if min(steps) < max(steps):
+            missing["point.global_batch"] = f"steps had {min(steps):,} to {max(steps):,} {self._facts.item}s"
+        return self._of_batch(max(steps)), missing
+
+    def _known(self, folder: Path, point: Point, files: dict[str, str]) -> Known:
+        probed = Peak(value=None, dtype=point.precision, reason=_NO_PEAK)
+        known = Known(folder, point, self._facts, self._zero, self._started_at, probed, files=files, tells_wait=False)
+        known.runtime, known.phases = (self._left or time.monotonic()) - self._run_began, self._log.phases
+        return known
+
+    def _write(self, everyone: list[RankSummary], known: Known, missing: dict[str, JsonValue]) -> None:
         """As :meth:`_write_here`, or where there is room."""
         try:
-            self._write_here(everyone, known, missing, reported)
+            self._write_here(everyone, known, missing)
         except OSError as error:
+            if known.folder == self._kept:  # what was written before stays
+                _say(f"caraml: {known.folder}: {error.strerror or error}; its record is as it was when the window closed")
+                return
             self._move(error)
             full, known.folder = known.folder, self._new_attempt(known.point)
             for file in known.files.values():
                 write_new(known.folder / file, (full / file).read_bytes())
             shutil.rmtree(full, ignore_errors=True)
-            self._write_here(everyone, known, missing, reported)
+            self._write_here(everyone, known, missing)
 
-    def _write_here(self, everyone: list[RankSummary], known: Known, missing: dict[str, JsonValue], reported: bool) -> None:
-        """The record of all ranks; ``reported`` says whether the device tells its peak memory."""
+    def _write_here(self, everyone: list[RankSummary], known: Known, missing: dict[str, JsonValue]) -> None:
+        """The record of all ranks."""
+        reported = self._peaks()[0] is not None  # the device tells its peak memory
         record = make_record(everyone, known)
         record.environment["missing"] = {**_table(record.environment.get("missing")), **missing}
         for name in ("peak_memory", "peak_host_memory"):
@@ -260,16 +333,19 @@ class OwnLoop:
 
     def _fail(self, status: Status, reason: str, *, alone: bool = False) -> None:
         """Record a failure: of this rank ``alone`` the rank that fails first, since the others wait for it, and are ended with it."""
-        ranks = self._ranks
-        if self.record is not None or self._over or (ranks.rank and not (alone and (self._out / "points").is_dir())):
+        ranks, point = self._ranks, self._of_batch(1)
+        if self.record is not None or self._over:
             return
-        with _to_its_end(), ranks.telling() if alone else nullcontext(ranks.rank == 0) as first:
-            if first:
-                self._keep_failure(status, reason if ranks.world == 1 or not alone else f"rank {ranks.rank}: {reason}")
+        if self.done and (self._closed is not None or ranks.world == 1):
+            with suppress(Exception):  # else that it failed is to be told, at least
+                self._keep_early()
+                return
+        with self._to_record(point, alone=alone) as folder:
+            if folder is not None:
+                self._keep_failure(point, folder, status, reason if ranks.world == 1 or not alone else f"rank {ranks.rank}: {reason}")
 
-    def _keep_failure(self, status: Status, reason: str) -> None:
-        point = self._of_batch(1)
-        folder, surroundings = self._new_attempt(point), environment()
+    def _keep_failure(self, point: Point, folder: Path, status: Status, reason: str) -> None:
+        surroundings = environment()
         missing = {**_table(surroundings.get("missing")), **self._missing(), "point.global_batch": "the loop was not measured to its end"}
         record = Record(
             key=point.key,
@@ -340,8 +416,8 @@ def measure(
             of ranks; the results cannot be written.
     """
     given = {"name": name, "item": item, "params": params, "precision": precision, "flops_per_item": flops_per_item}
-    told = checked("caraml.measure", {**given, "parameters": parameters}, _Told)
-    policy = _policy(policy)
+    told = checked("caraml.measure", {**given, "parameters": parameters}, Told)
+    policy = policy_of(policy)
     ranks = ranks_in_use()
     place = place_of(ranks)
     folder = results_folder(out, ranks)
@@ -392,16 +468,3 @@ def _say(text: str) -> None:
 
 def _table(value: JsonValue) -> dict[str, JsonValue]:
     return value if isinstance(value, dict) else {}
-
-
-def _policy(policy: Policy | None) -> Policy:
-    if policy is None:
-        return Policy()
-    if not isinstance(policy, Policy):
-        raise InputError(f"caraml.measure: policy: found {shown(policy)}", "policy=caraml.Policy(target=0.02)")
-    epochs = [key for key in OF_EPOCHS if getattr(policy, key) is not None]
-    if epochs:
-        raise InputError(
-            f"caraml.Policy: {', '.join(epochs)}: only for trainings of CARAML's own, which know what an epoch is", "leave it out"
-        )
-    return policy

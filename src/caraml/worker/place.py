@@ -1,24 +1,57 @@
-"""Where a training loop of a user's own runs: on which device, on which of the ranks that it has started, among which nodes, and where its
-results go."""
+"""What is told of a training loop of a user's own, and where it runs: on which device, on which of the ranks that it has started, among
+which nodes, and where its results go."""
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import make_folder, writable
+from caraml.base.limits import COUNT, NAME
 from caraml.base.processes import node_key
+from caraml.base.toml import shown
 from caraml.engine.device import AcceleratorDevice, CpuDevice, CudaDevice, Device, accelerator_type, gpus, sensors_of
 from caraml.engine.ranks import LooseRanks, Ranks
+from caraml.suite.model import COUNTED, OF_EPOCHS, Policy, Stated
 from caraml.system import families
 
 RESULTS = "CARAML_RESULTS"
 """Environment variable: folder of the results, instead of `caraml-results` below the current one; `--out` goes before it."""
+
+_MOST_FLOPS = 1e30
+
+
+class Told(BaseModel):
+    """What the arguments of ``measure`` may be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(min_length=1, max_length=NAME)
+    item: str = Field(min_length=1, max_length=NAME)
+    params: dict[str, JsonValue] | None
+    precision: Stated | None
+    flops_per_item: float | None = Field(gt=0, lt=_MOST_FLOPS)
+    parameters: int | None = Field(gt=0, le=COUNT)
+
+    @field_validator("params")
+    @classmethod
+    def _tell_loops_apart(cls, params: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
+        """A record has no NaN: it would be read as null, and so would another."""
+        for key, what in (("name", "the name of the loop"), (COUNTED, "the argument item")):
+            if key in (params or {}):
+                raise ValueError(f"another key than {key!r}, which has {what}")
+        try:
+            json.dumps(params, allow_nan=False)
+        except ValueError:
+            raise ValueError("finite numbers") from None
+        return params
 
 
 @dataclass(frozen=True)
@@ -106,3 +139,17 @@ def results_folder(given: str | Path | None, ranks: Ranks) -> Path:
     if trouble is not None:
         raise EnvironmentUnfitError(f"{out}: no results can be written there: {trouble}", f"out=FOLDER, or export {RESULTS}=FOLDER")
     return out
+
+
+def policy_of(policy: Policy | None) -> Policy:
+    """The policy that was told, or the usual one. Raises ``InputError`` for what is none, or one of epochs."""
+    if policy is None:
+        return Policy()
+    if not isinstance(policy, Policy):
+        raise InputError(f"caraml.measure: policy: found {shown(policy)}", "policy=caraml.Policy(target=0.02)")
+    epochs = [key for key in OF_EPOCHS if getattr(policy, key) is not None]
+    if epochs:
+        raise InputError(
+            f"caraml.Policy: {', '.join(epochs)}: only for trainings of CARAML's own, which know what an epoch is", "leave it out"
+        )
+    return policy

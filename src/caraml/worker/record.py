@@ -77,10 +77,13 @@ class Known:
     """Whether the steps say how long they waited for their input."""
 
 
-def gathered(ranks: Ranks, mine: RankSummary, instruments: Instruments | None, run: tuple[float, float]) -> list[RankSummary]:
+def gathered(
+    ranks: Ranks, mine: RankSummary, instruments: Instruments | None, run: tuple[float, float], *, last: bool = True
+) -> list[RankSummary]:
     """What every rank measured, in rank order, on every rank. Collective.
 
-    Sensors answer for the longest window of any rank, for all epochs if there were such, and for the whole ``run``.
+    Sensors answer for the longest window of any rank, for all epochs if there were such, and for the whole ``run``. They are read no more
+    after the ``last`` time.
     """
     longest = max(ranks.gather(mine.end - mine.begin))
     if instruments is not None:
@@ -88,7 +91,8 @@ def gathered(ranks: Ranks, mine: RankSummary, instruments: Instruments | None, r
         if mine.epochs:
             spans["epochs"] = (mine.epochs[0].begin, mine.epochs[-1].end)
         mine.node = instruments.summary(mine.begin, mine.begin + longest, spans)
-        instruments.meter.stop()
+        if last:
+            instruments.meter.stop()
     return [RankSummary.from_data(data) for data in ranks.gather(mine.to_data())]
 
 
