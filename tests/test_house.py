@@ -138,7 +138,7 @@ LINES = {
     "metrics": 988,
     "power": 4_871,
     "reference": 521,
-    "report": 4_926,
+    "report": 4_929,
     "results": 3_182,
     "suite": 2_689,
     "system": 3_472,

@@ -11,6 +11,7 @@ from caraml.analysis.bottleneck import Partners, bottleneck
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.run_variation import mean_metric
 from caraml.metrics.model import Metric
+from caraml.power.model import BoundaryEnergy, WindowEnergy
 from caraml.report.comparison import advice_sections
 from caraml.results.record import Record
 from caraml.suite.model import Knobs
@@ -118,6 +119,28 @@ def test_a_result_of_unknown_batch_is_no_choice_of_a_batch() -> None:
     assert "left out: 1 result of which the batch is not stated" in advice_sections([advice])[1].notes
     alike = [unknown, run(100, global_batch=1, precision="bf16", environment=unknown.environment)]
     assert advise(alike)[0].unstated == "", "where no batch is stated, none is chosen"
+
+
+def test_choices_on_other_devices_differ_by_more_than_their_sensors_may_be_off() -> None:
+    """Their own sensors were taken for those of all: of equal energies by sensors of 5 % one was called worse in two of three advices."""
+
+    def sensed(devices: int, joules: float, channels: list[str], batch: int = 16) -> list[Record]:
+        boundary = BoundaryEnergy(energy_j=joules, bound_j=0.0, accuracy=0.05, channels=channels, valid=True)
+        window = WindowEnergy(name="w", start=0.0, end=1.0, boundaries={"device": boundary})
+        records = repeats([100.0 * devices] * 3, devices=devices, global_batch=batch, energy=joules, system={"hostname": "node"})
+        return [record.model_copy(update={"energy": window}) for record in records]
+
+    one, pair = sensed(1, 1.0, ["a"]), sensed(2, 1.06, ["a", "b"])
+    (advice,) = advise([*one, *pair])
+    by_goal = {best.goal: best for best in advice.best}
+    assert not by_goal["energy"].lead and len(by_goal["energy"].ties) == 1 and by_goal["time"].lead and by_goal["Action"].lead
+    assert advice.steps[0].energy is not None and advice.steps[0].energy.bound == pytest.approx(0.1)
+    told = "\n".join(advice_sections([advice])[1].notes)
+    assert "best for energy: indistinguishable: b16 1x1, b16 1x2; their sensors may be off by as much as they differ" in told
+    (far,) = advise([*one, *sensed(2, 1.2, ["a", "b"])])
+    assert (lead := {best.goal: best for best in far.best}["energy"].lead) is not None and lead.value == pytest.approx(1.2)
+    (same,) = advise([*sensed(1, 1.0, ["a"]), *sensed(1, 1.06, ["a"], batch=32)])
+    assert {best.goal: best for best in same.best}["energy"].lead is not None, "by the same sensor"
 
 
 def test_the_front_holds_what_nothing_beats() -> None:

@@ -6,6 +6,7 @@ to within some per cent): a choice that is as good as the best is called worse i
 luckiest, so its interval is one that holds for all choices at once.
 
 Energies of different boundaries (of devices, of whole nodes) do not compare: each boundary has its own best and its own Pareto front.
+Those of different sensors, as of one device and of four, differ only where they do by more than these may be off.
 
 Runs that something disturbed do not count where the same choice has others; a choice without others is left out as long as two are left.
 """
@@ -13,7 +14,7 @@ Runs that something disturbed do not count where the same choice has others; a c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -89,6 +90,8 @@ class Best:
     choice: Choice
     ties: tuple[Choice, ...]
     """Choices that may be as good: indistinguishable from ``choice``."""
+    cost: Estimate
+    """Of ``choice``."""
     lead: Estimate | None
     """Cost of the next choice that is distinguishable over that of ``choice``; ``None`` if there is none."""
 
@@ -231,7 +234,7 @@ def by_boundary(choices: Sequence[Choice]) -> list[list[Choice]]:
 def _action(energy: Estimate, time: Estimate) -> Estimate:
     """Energy times time. A slow run also takes more energy, so the errors are added as if they were the same."""
     sd = None if energy.sd is None or time.sd is None else energy.sd + time.sd
-    return Estimate(energy.value * time.value, sd, min(energy.dof, time.dof), energy.bound)
+    return replace(energy, value=energy.value * time.value, sd=sd, dof=min(energy.dof, time.dof))
 
 
 def _best(choices: Sequence[Choice], goal: Goal) -> Best | None:
@@ -245,7 +248,7 @@ def _best(choices: Sequence[Choice], goal: Goal) -> Best | None:
     apart = [differs(ratio, pairs_of(len(costs))) for ratio in ratios]
     ties = tuple(choice for (choice, _), told in zip(others, apart, strict=True) if not told)
     leads = [ratio for ratio, told in zip(ratios, apart, strict=True) if told]
-    return Best(goal, best, ties, leads[0] if leads else None)
+    return Best(goal, best, ties, cheapest, leads[0] if leads else None)
 
 
 def differs(ratio: Estimate | None, tests: int = 1) -> bool:

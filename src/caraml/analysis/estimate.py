@@ -43,6 +43,10 @@ class Estimate:
     """Degrees of freedom behind ``sd``; infinite for one that is assumed."""
     bound: float = 0.0
     """How far the logarithm may be off besides, at most, because of sensors."""
+    accuracy: float = 0.0
+    """Systematic relative error of the sensors that it was read from, which cancels in a quotient where both were read from the same."""
+    sensors: frozenset[str | None] = frozenset()
+    """What tells these from others; ``None`` among them: not known."""
 
     @property
     def low(self) -> float | None:
@@ -82,16 +86,18 @@ class Estimate:
         return self if not self.sd else replace(self, sd=self.sd * self.reach_of((1 - CONFIDENCE) / count) / self.reach)
 
     def over(self, other: Estimate) -> Estimate:
-        """The quotient by an independent estimate."""
-        return Estimate(self.value / other.value, *_added(self, other))
+        """The quotient by an independent estimate. What different sensors may differ by is in its bound."""
+        sd, dof, bound = _added(self, other)
+        same = len(self.sensors | other.sensors) == 1 and None not in self.sensors | other.sensors
+        return Estimate(self.value / other.value, sd, dof, bound if same else bound + self.accuracy + other.accuracy)
 
     def scaled(self, factor: float) -> Estimate:
         """The estimate times an exactly known positive factor."""
-        return Estimate(self.value * factor, self.sd, self.dof, self.bound)
+        return replace(self, value=self.value * factor)
 
     def inverse(self) -> Estimate:
         """One over the estimate."""
-        return Estimate(1 / self.value, self.sd, self.dof, self.bound)
+        return replace(self, value=1 / self.value)
 
     def metric(self, unit: str) -> Metric:
         """The estimate as a number of a record, with its interval."""

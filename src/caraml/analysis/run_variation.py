@@ -163,18 +163,17 @@ class _Variation:
         cell = pair[side]
         if cell is None:
             return None
-        value, bound = (group[0].value if len(group) == 1 else math.exp(cell.mean)), _bound(group)
-        share = 1 / len(cell.logs)
-        alone = Estimate(value, *_single(cell.within), bound) if self.known and cell.known else Estimate(value, None, bound=bound)
+        value, share = (group[0].value if len(group) == 1 else math.exp(cell.mean)), 1 / len(cell.logs)
+        alone = _with_sensors(Estimate(value, *(_single(cell.within) if self.known and cell.known else (None, math.inf))), group)
         if self.learnt is None:
             return alone
         sd, dof = self.learnt.error(pair, (share, 0.0) if side == 0 else (0.0, share))
-        found = Estimate(value, *_widened((sd, min(dof, self.most_dof)), cell.within, cell.sessions), bound)
+        found = _with_sensors(Estimate(value, *_widened((sd, min(dof, self.most_dof)), cell.within, cell.sessions)), group)
         repeated = any(one is not None and one.dof for one in pair)
         return found if repeated or (alone.sd is not None and found.reach > alone.reach) else alone
 
     def ratio(self, pair: _Pair, a: Estimate | None, b: Estimate | None) -> Estimate | None:
-        """Second over first, without a bound."""
+        """Second over first."""
         first, second = pair
         if first is None or second is None or a is None or b is None:
             return None
@@ -184,7 +183,8 @@ class _Variation:
         if self.works == 1 and min(first.dof, second.dof) == 1:
             error = max(error, self._lone(first, second), key=lambda one: Estimate(1.0, *one).reach)
         error = error[0], min(error[1], self.most_dof)
-        return Estimate(b.value / a.value, *_widened(error, first.within + second.within, first.sessions + second.sessions))
+        sd, dof = _widened(error, first.within + second.within, first.sessions + second.sessions)
+        return replace(b.over(a), sd=sd, dof=dof)
 
     def _lone(self, first: Observations, second: Observations) -> tuple[float, float]:
         """Welch's test with the published spread as half an observation on each side: two runs alone tell little."""
@@ -234,8 +234,6 @@ def ratios(pairs: Sequence[tuple[Sequence[Value], Sequence[Value]]], metric: str
     found: list[Means] = []
     for (one, other), (first, second) in zip(cells, pairs, strict=True):
         ratio = variation.ratio((one, other), variation.mean((one, other), 0, first), variation.mean((one, other), 1, second))
-        if ratio is not None:
-            ratio = replace(ratio, bound=_bound(first) + _bound(second) + _apart(first, second))
         found.append((mean_of(first, metric), mean_of(second, metric), ratio))
     return found, sentence
 
@@ -314,14 +312,7 @@ def _widened(found: tuple[float, float], least: float, besides: float) -> tuple[
     return math.sqrt(square + besides), dof * ((square + besides) / square) ** 2
 
 
-def _bound(group: Sequence[Value]) -> float:
-    """What the mean of a group may be off by: bounds of one sensor do not average out."""
-    return max((one.bound for one in group), default=0.0)
-
-
-def _apart(first: Sequence[Value], second: Sequence[Value]) -> float:
-    """What different sensors may differ by: the systematic error cancels only where both sides were read from the same ones."""
-    sensors = {one.sensors for one in (*first, *second)}
-    if len(sensors) == 1 and None not in sensors:
-        return 0.0
-    return sum(max(one.accuracy for one in side) for side in (first, second))
+def _with_sensors(mean: Estimate, group: Sequence[Value]) -> Estimate:
+    """A mean with what it may be off by: bounds of one sensor do not average out."""
+    bound, accuracy = max(one.bound for one in group), max(one.accuracy for one in group)
+    return replace(mean, bound=bound, accuracy=accuracy, sensors=frozenset(one.sensors for one in group))

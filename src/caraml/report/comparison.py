@@ -201,7 +201,10 @@ def _best(best: Best, advice: Advice) -> str:
     goal = f"{best.goal} ({best.choice.boundary})" if best.goal != "time" and len(by_boundary(advice.choices)) > 1 else best.goal
     if best.ties:
         names = [best.choice.name, *(choice.name for choice in best.ties)]
-        return f"best for {goal}: indistinguishable: {some(names, _TIES)}; more repeats may tell them apart"
+        ratios = [one.over(best.cost) for choice in best.ties if (one := choice.cost(best.goal)) is not None]
+        open_to_chance = any(abs(math.log(ratio.value)) > ratio.bound for ratio in ratios)
+        what = "more repeats may tell them apart" if open_to_chance else "their sensors may be off by as much as they differ"
+        return f"best for {goal}: indistinguishable: {some(names, _TIES)}; {what}"
     lead = "" if best.lead is None else f"; the next costs {change(best.lead)}"
     return f"best for {goal}: {best.choice.name}{lead}{_picked(best, advice)}"
 
