@@ -3,10 +3,11 @@
     python bench/gpu.py [--minutes 8] [--out results] [--nanogpt DIR] [--timm FILE] [--torchvision FILE]
 
 Runs from a bare checkout without a network; needs torch, numpy, scipy and pydantic. First correctness: the GPU must compute what the CPU
-does. If it does not, nothing is timed; the first points compile meanwhile. Then these points of ``gpu.toml``, CARAML beside its peers
-(``bench/train``), and the other points, until the time is over: nothing runs longer. What is missing (timm, transformers, a peer's
-checkout) is named, the rest is measured. Every part is a process of its own, so that none takes another's result with it. Writes a small
-table to ``OUT/<device>/gpu.md`` and the same as ``gpu.json`` after each; the full records stay in ``caraml-results``.
+does. If it does not, nothing is timed. Meanwhile CARAML's peers and the first points compile. Then, in turns, CARAML beside its peers and
+itself in other ways (``bench/train``) and a point of ``gpu.toml``, until the time is over: nothing runs longer. What is missing (timm,
+transformers, a peer's checkout) is named, the rest is measured. Every part is a process of its own, so that none takes another's result
+with it. Writes a small table to ``OUT/<device>/gpu.md`` and the same as ``gpu.json`` after each; every turn is in ``beside-*.json`` from
+the end of its round on, and the full records stay in ``caraml-results``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -57,26 +59,41 @@ from caraml.system.nvml import session  # noqa: E402
 
 ANSWER = "check "
 """Begins a line of the process that checks."""
-RESERVE = 75.0
-"""Seconds that a point needs at least, compiled already: 15 of warm-up and 20 of its window, 5 at rest; fewer left, and none is begun."""
+RESERVE = 65.0
+"""Seconds that a part needs at least, compiled already: a point has 10 of warm-up, 15 of its window, 5 at rest. With fewer none begins."""
 CHECKING = 150.0
-"""Seconds that the checks may take; of one that has not ended then, nothing is known. And those for which points compile."""
-SHARED = 0.8
-"""Share of the device's memory that points may take while they compile, all together; the rest is for the checks."""
-AT_ONCE = 3
-"""Points that compile while the device is checked, at most: each is a process with a pool of its own."""
-ROUNDS, TURN = 5, 1.5
+"""Seconds that the checks may take; of one that has not ended then, nothing is known. And those for which others compile."""
+MEMORY = 130e9
+"""Bytes of a device on which points compile beside the peers, which take 80 GB by then. On a smaller one they compile when they are run."""
+STEPPED = ("gpt-117M", "resnet50")
+"""Benchmarks that compile while the device is checked: those whose step needs little memory beside the peers'."""
+LATER = 25.0
+"""Seconds after which the peers compile whose turns come later: they need memory when the points have given theirs back."""
+ROUNDS, TURN = 5, 0.8
 """Turns of CARAML and its peers, and seconds of each."""
-BESIDE = ("gpt2-1024", "resnet50-b256")
+BESIDE_SECONDS = 150.0
+"""Seconds that one comparison may take: who is not ready in time is left out, and fewer rounds are taken."""
+ENDING = 10.0
+"""Of these, seconds to end its programs."""
+BESIDE = ("gpt2-1024", "resnet50-b128", "gpt2-small-step")
 """Works of ``bench/train/compare.py``."""
 
 
-def ran(command: list[str], seconds: float, hear: Callable[[str], None]) -> str | None:
-    """Run a program for at most so long, and hear each line that it prints. ``None`` if it ended well, else why not. It is ended with all
-    that it started."""
-    program = subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
-    )
+def begun(command: Sequence[str], **pipes: Any) -> subprocess.Popen[str]:
+    """A program of Python with all that it starts in a session of its own."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | pipes
+    return subprocess.Popen([sys.executable, *command], text=True, errors="replace", start_new_session=True, **pipes)
+
+
+def end(program: subprocess.Popen[str]) -> None:
+    """End a program with all that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(program.pid, signal.SIGKILL)
+    program.wait()
+
+
+def heard(program: subprocess.Popen[str], seconds: float, hear: Callable[[str], None]) -> str | None:
+    """Hear each line that a program prints, for at most so long; then it is ended. ``None`` if it ended well, else why not."""
     signal.signal(signal.SIGALRM, _too_long)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
     last = ""
@@ -90,38 +107,31 @@ def ran(command: list[str], seconds: float, hear: Callable[[str], None]) -> str 
         return f"not ready within {seconds:.0f} s"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        with suppress(ProcessLookupError):
-            os.killpg(program.pid, signal.SIGKILL)
-        program.wait()
+        end(program)
     return None if program.returncode == 0 else f"ended with {program.returncode}: {last[:200]}"
 
 
 @contextmanager
 def meanwhile(commands: Sequence[Sequence[str]], seconds: float) -> Iterator[Callable[[], None]]:
     """Run programs while the block runs; its end ends them. The function that it gets waits for them, until so long after their start."""
-    end = time.monotonic() + seconds
-    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
-    programs = [subprocess.Popen([sys.executable, *command], **quiet) for command in commands]
+    until = time.monotonic() + seconds
+    programs = [begun(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for command in commands]
 
     def wait() -> None:
         for program in programs:
             with suppress(subprocess.TimeoutExpired):
-                program.wait(max(end - time.monotonic(), 0.0))
+                program.wait(max(until - time.monotonic(), 0.0))
 
     try:
         yield wait
     finally:
         for program in programs:
-            with suppress(ProcessLookupError):
-                os.killpg(program.pid, signal.SIGKILL)
-            program.wait()
+            end(program)
 
 
-def first_step(point: Point, device: str, memory_share: float) -> None:
-    """Compile a point's step, which torch keeps on disk for whoever comes next, and take it if this share of the memory is enough."""
-    module: Any = torch.get_device_module(device)
-    if hasattr(module, "set_per_process_memory_fraction"):
-        module.set_per_process_memory_fraction(memory_share)
+def first_step(point: Point, device: str) -> None:
+    """Compile a point's step, which torch keeps on disk for whoever comes next, and take it if there is memory for it."""
+    os.nice(10)  # the checks have a clock to look at
     with suppress(torch.OutOfMemoryError):
         step_of(point)()
 
@@ -130,16 +140,24 @@ def _too_long(number: int, frame: object) -> None:
     raise TimeoutError
 
 
-def correctness(options: argparse.Namespace, points: Sequence[PlannedPoint], seconds: float) -> list[Check]:
-    """All checks, in a process of their own. The first points compile meanwhile, which would take a minute of each."""
-    kind, own = options.device, [__file__, "--device", options.device, "--suite", str(options.suite)]
-    compiled = [str(index) for index, planned in enumerate(points[: min(options.before, AT_ONCE)]) if planned.point.compile != "off"]
-    compiled = [] if one_process_at_a_time() else compiled
-    with meanwhile([[*own, "--first-step", index, str(SHARED / len(compiled))] for index in compiled], seconds) as wait:
-        found = _checked(kind, seconds)
+def correctness(options: argparse.Namespace, points: Sequence[PlannedPoint], works: Sequence[str], seconds: float) -> list[Check]:
+    """All checks, in a process of their own. Points and works compile meanwhile, which would take a minute of each."""
+    own = [__file__, "--device", options.device, "--suite", str(options.suite)]
+    commands: list[list[str]] = []
+    if compiles(options.device) and not one_process_at_a_time() and _memory(options.device) >= MEMORY:
+        commands = [[*own, "--first-step", str(index)] for index, one in enumerate(points) if one.point.benchmark in STEPPED]
+        commands += [[*turns_of(work, options), "--rounds", "0", "--after", str(LATER)] for work in works]
+    with meanwhile(commands, seconds) as wait:
+        found = _checked(options.device, seconds)
         if not any(one.wrong for one in found):
             wait()
     return found
+
+
+def _memory(kind: str) -> float:
+    """Bytes of the device's memory, as far as torch tells."""
+    properties = getattr(torch.get_device_module(kind), "get_device_properties", None)
+    return float(getattr(properties(0), "total_memory", 0)) if properties else 0.0
 
 
 def one_process_at_a_time() -> bool:
@@ -157,25 +175,44 @@ def _checked(kind: str, seconds: float) -> list[Check]:
             found.append(Check(**json.loads(line.removeprefix(ANSWER))))
             say(f"{found[-1].in_words:8} {found[-1].claim}" + (f": {found[-1].deviation:.2g}" if found[-1].deviation is not None else ""))
 
-    failed = ran([__file__, "--device", kind, "--only-check"], seconds, hear)
+    failed = heard(begun([__file__, "--device", kind, "--only-check"]), seconds, hear)
     for claim, allowed, _ in checks_of(torch.device(kind)):
         if claim not in {one.claim for one in found}:
             found.append(Check(claim, None, allowed, failed or "not asked"))
     return found
 
 
-def beside(work: str, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    """CARAML and its peers in turns: the table, the turns, and why there is less than that."""
-    lines: list[str] = []
-    kept, how = options.folder / f"beside-{work}.json", "compiled" if compiles(options.device) else "eager"
+def turns_of(work: str, options: argparse.Namespace) -> list[str]:
+    """The program that compares CARAML with its peers and itself at this work."""
     paths = [f"--{peer}={getattr(options, peer)}" for peer in ("nanogpt", "timm", "torchvision") if getattr(options, peer)]
-    asked = [work, "--device", options.device, "--precision", options.precision, "--compile", how, "--json", str(kept), *paths]
-    asked += ["--rounds", str(ROUNDS), "--seconds", str(TURN), *(["--batch", str(options.batch)] if options.batch else [])]
-    failed = ran(
-        [str(ROOT / "bench/train/compare.py"), *asked, "--threads", "1"], seconds, lambda line: lines.append(line) or say(f"    {line}")
-    )
+    asked = ["--device", options.device, "--precision", options.precision, "--compile", _how(options), *paths]
+    asked += ["--batch", str(options.batch)] if options.batch else []
+    threads = max((os.cpu_count() or 1) // 8, 1)  # of each program
+    return [str(ROOT / "bench/train/compare.py"), work, *asked, "--variants", "--seconds", str(TURN), "--threads", str(threads)]
+
+
+def _how(options: argparse.Namespace) -> str:
+    return "compiled" if compiles(options.device) else "eager"
+
+
+def held(work: str, options: argparse.Namespace) -> subprocess.Popen[str]:
+    """The programs of a work, which start and compile, and take no turns before ``beside`` asks for them."""
+    kept = options.folder / f"beside-{work}.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    return begun([*turns_of(work, options), "--rounds", str(ROUNDS), "--json", str(kept), "--hold"], stdin=subprocess.PIPE)
+
+
+def beside(work: str, options: argparse.Namespace, seconds: float, program: subprocess.Popen[str]) -> dict[str, Any]:
+    """CARAML and its peers in turns: the table, and why there is less than that."""
+    lines: list[str] = []
+    say(f"{work} beside peers")
+    assert program.stdin is not None
+    with suppress(BrokenPipeError):  # it says itself why it has ended
+        program.stdin.write(f"{seconds - ENDING:.0f}\n")
+        program.stdin.close()
+    failed = heard(program, seconds, lambda line: lines.append(line) or say(f"    {line}"))
     told = [line for line in lines if line.startswith(("|", "left out"))]
-    return {"work": work, "how": how, "table": told, "failed": failed}
+    return {"work": work, "how": _how(options), "table": told, "failed": failed}
 
 
 class Lines:
@@ -279,7 +316,7 @@ def small(record: Record) -> dict[str, Any]:
 def within(planned: PlannedPoint, seconds: float) -> PlannedPoint:
     """The point, stopped when the time is over."""
     policy = planned.point.measure
-    shorter = policy.model_copy(update={"timeout_seconds": min(policy.timeout_seconds, seconds)})
+    shorter = policy.model_copy(update={"timeout_seconds": min(policy.timeout_seconds, round(seconds, 1))})
     point = planned.point.model_copy(update={"measure": shorter})
     return replace(planned, point=point, key=point.key)
 
@@ -294,12 +331,11 @@ def asked_for() -> argparse.Namespace:
     parser.add_argument("--precision", default="bf16", help="of CARAML beside its peers (default: bf16)")
     parser.add_argument("--batch", type=int, help="of CARAML beside its peers (default: the work's)")
     parser.add_argument("--beside", nargs="*", default=list(BESIDE), help="works of bench/train/compare.py; none: no peers")
-    parser.add_argument("--before", type=int, default=3, help="points that come before the peers (default: 3)")
     parser.add_argument("--nanogpt", help="checkout of karpathy/nanoGPT")
     parser.add_argument("--timm", help="train.py of huggingface/pytorch-image-models")
     parser.add_argument("--torchvision", help="references/classification/train.py of pytorch/vision")
     parser.add_argument("--only-check", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--first-step", nargs=2, type=float, metavar=("POINT", "MEMORY"), help=argparse.SUPPRESS)
+    parser.add_argument("--first-step", type=int, metavar="POINT", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -322,30 +358,35 @@ def main() -> int:
     system = detect()
     campaign = Campaign(load_suite(str(options.suite)), system, Store(Path("caraml-results")), LocalLauncher(), Lines(), again=True)
     points, works = campaign.plan().points, list(options.beside)
-    if options.first_step:
-        index, share = options.first_step
-        first_step(points[int(index)].point, options.device, share)
+    if options.first_step is not None:
+        first_step(points[options.first_step].point, options.device)
         return 0
     options.folder = options.out / re.sub(r"[^a-z0-9]+", "-", system.identity.lower()).strip("-")
-    title = f"{system.identity}, torch {torch.__version__}, driver {system.driver}"
-    found = Found(title, correctness(options, points, min(CHECKING, left())), [], [], [])
-    found.write(options.folder)
-    if any(one.wrong for one in found.checks):
-        say("the device does not compute what it should; nothing is timed")
-        return 1
-    campaign.store.make()
-    while points or works:
-        index = len(found.records)
-        if left() < RESERVE:
-            found.left_out = [planned.point.label for planned in points] + [f"{work} beside peers" for work in works]
-            break
-        if points and (index < options.before or not works):
-            total, task = index + len(points), PointTask.of(campaign, index, within(points.pop(0), left()))
-            found.records += CampaignRun(campaign, deque([task]), total).records()
-        else:
-            found.beside.append(beside(works.pop(0), options, left()))
+    found = Found(f"{system.identity}, torch {torch.__version__}, driver {system.driver}", [], [], [], [])
+    waiting = {works[0]: held(works[0], options)} if works and compiles(options.device) and not one_process_at_a_time() else {}
+    try:
+        found.checks = correctness(options, points, works[1:] if waiting else (), min(CHECKING, left()))
         found.write(options.folder)
-    found.write(options.folder)
+        if any(one.wrong for one in found.checks):
+            say("the device does not compute what it should; nothing is timed")
+            return 1
+        campaign.store.make()
+        parts = deque(part for pair in zip_longest(works, points) for part in pair if part is not None)
+        while True:
+            found.left_out = [f"{one} beside peers" if isinstance(one, str) else one.point.label for one in parts]
+            found.write(options.folder)
+            if not parts or left() < RESERVE:
+                break
+            part = parts.popleft()
+            if isinstance(part, str):
+                program = waiting.pop(part, None) or held(part, options)
+                found.beside.append(beside(part, options, min(BESIDE_SECONDS, left()), program))
+            else:
+                task = PointTask.of(campaign, len(found.records), within(part, left()))
+                found.records += CampaignRun(campaign, deque([task]), len(points)).records()
+    finally:
+        for program in waiting.values():
+            end(program)
     say((options.folder / "gpu.md").read_text(encoding="utf-8"))
     good = all(record.status in ("ok", "oom") for record in found.records) and not any(one["failed"] for one in found.beside)
     return 0 if good and all(one.holds for one in found.checks) else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from spec import step_of
 from torch.nn import functional as F
 
-from caraml.engine.device import AcceleratorDevice, StepTimer, open_device
+from caraml.engine.device import AcceleratorDevice, Device, StepTimer, open_device
 from caraml.engine.precision import autocast, set_matmul_precision
 from caraml.suite.model import Knobs, Point, Precision, StepGraph
 from caraml.system.families import FAMILIES, pins
@@ -133,12 +134,10 @@ def prefetch_deviation(device: torch.device) -> float:
     return float(worst)
 
 
-def clock_deviation(device: torch.device, size: int = 4096, steps: int = 100) -> float:
+def clock_deviation(device: torch.device) -> float:
     """Sum of step times by device events against the host's clock over the same synchronised stretch, relative."""
-    clock, matrix = open_device("gpu", device.index or 0), torch.randn(size, size, device=device)
-    for _ in range(5):
-        matrix @ matrix
-    clock.synchronize()
+    clock = open_device("gpu", device.index or 0)
+    matrix, steps = products(clock)
     begin = clock.now()
     timer = StepTimer(clock)
     for _ in range(steps):
@@ -148,10 +147,10 @@ def clock_deviation(device: torch.device, size: int = 4096, steps: int = 100) ->
     return abs(sum(timer.finished()) / (clock.now() - begin) - 1)
 
 
-def interface_deviation(device: torch.device, size: int = 4096, steps: int = 100) -> float:
+def interface_deviation(device: torch.device) -> float:
     """Step times by torch's interface for all accelerators against those by the device's own, marks of both around the same products."""
     clocks = open_device("gpu", device.index or 0), AcceleratorDevice(device.type, device.index or 0)
-    matrix = torch.randn(size, size, device=device)
+    matrix, steps = products(clocks[0])
     for _ in range(5):  # the device is busy when the first marks come
         matrix @ matrix
     timers = [StepTimer(clock) for clock in clocks]
@@ -164,10 +163,27 @@ def interface_deviation(device: torch.device, size: int = 4096, steps: int = 100
     return max(abs(general / own - 1), abs((clocks[1].peak_memory() or 0) / (clocks[0].peak_memory() or 1) - 1))
 
 
-def least(deviation: Callable[[torch.device], float], device: torch.device, tries: int = 3) -> float:
-    """The smallest of a few: while points compile, others' turns on the device and busy cores make a right clock look wrong, now and then;
-    a wrong one is so every time."""
-    return min(deviation(device) for _ in range(tries))
+def products(clock: Device, size: int = 4096, seconds: float = 0.5) -> tuple[torch.Tensor, int]:
+    """A matrix, and how many of its squares take about so long: a turn of somebody else, before the first, is little of that."""
+    matrix = torch.randn(size, size, device=clock.torch_device)
+    matrix @ matrix
+    clock.synchronize()
+    begin = clock.now()
+    for _ in range(5):
+        matrix @ matrix
+    clock.synchronize()
+    return matrix, int(min(max(5 * seconds / (clock.now() - begin), 20), 5000))
+
+
+def least(deviation: Callable[[torch.device], float], device: torch.device, allowed: float, tries: int = 5) -> float:
+    """The smallest of a few, or the first that is well within what is allowed. While others compile, their turns on the device and busy
+    cores make a right clock look wrong, now and then; a wrong one is so every time."""
+    found = math.inf
+    for _ in range(tries):
+        found = min(found, deviation(device))
+        if found <= allowed / 2:
+            break
+    return found
 
 
 def graph_deviation(precision: Precision, steps: int = 12) -> float:
@@ -205,8 +221,8 @@ def checks_of(device: torch.device) -> Iterator[tuple[str, float, Callable[[], f
     yield "GPT-2's head, chunked against plain", 1e-4, lambda: head_deviation(device)
     yield "prefetched batches as the loader made them", 0, lambda: prefetch_deviation(device)
     if device.type != "cpu":
-        yield "device events against the host's clock", 0.01, lambda: least(clock_deviation, device)
-        yield "torch's interface for all accelerators: step times and peak memory", 0.01, lambda: least(interface_deviation, device)
+        yield "device events against the host's clock", 0.01, lambda: least(clock_deviation, device, 0.01)
+        yield "torch's interface for all accelerators: step times and peak memory", 0.01, lambda: least(interface_deviation, device, 0.01)
     if compiles(device.type):
         yield "GPT, fp32, compiled: losses as on the CPU", 1e-4, lambda: gpt("fp32", compiled=True)
         yield "GPT, bf16, compiled: close", 1e-2, lambda: gpt("bf16", compiled=True)

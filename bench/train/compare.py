@@ -1,9 +1,10 @@
 """CARAML's step beside those of its peers: programs of one process tree that take turns in random order.
 
     python bench/train/compare.py gpt2 resnet50-b16 --nanogpt DIR --timm FILE --torchvision FILE [--threads 1 2] [--json FILE]
-    python bench/train/compare.py gpt2-1024 resnet50-b256 --device cuda --precision bf16 --compile compiled
+    python bench/train/compare.py gpt2-1024 resnet50-b128 --device cuda --precision bf16 --compile compiled
     python bench/train/compare.py gpt2 resnet50-b16 --inference --compile eager
 
+With ``--limit``, who is not ready in time is left out, and what there is of the rounds is shown when the time is over.
 Ratio first: time of the other's step over CARAML's in the same round, median over rounds with its 95 % bootstrap interval; above 1,
 CARAML is faster. A peer whose path is not given is left out and named; of timm and torchvision, where they are installed, the network then
 runs in a plain loop. All train in fp32, or in --precision; with --bf16 CARAML also trains in bf16, which is compared with its own fp32.
@@ -14,14 +15,17 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import platform
 import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +56,12 @@ class Work:
     workload: str
     params: dict[str, object]
     batch: int
+    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """CARAML's step computed in other ways: what differs from the first one."""
 
 
+ATTENTION = {f"attention={kernel}": {"knobs": {"attention": kernel}} for kernel in ("flash", "efficient")}
+GRAPH = {"knobs": {"step_graph": "on"}}
 WORKS = {
     "gpt-tiny": Work(
         "GPT 6 x 384, T 256, vocabulary 64",
@@ -67,8 +75,36 @@ WORKS = {
         {"preset": "117M", "layers": 12, "width": 768, "heads": 12, "sequence_length": 256, "vocab_size": 50304},
         4,
     ),
-    "gpt2-1024": Work("GPT-2 124M, T 1024, for accelerators", "gpt", {"preset": "117M", "vocab_size": 50304}, 32),
-    "resnet50-b256": Work("ResNet-50, for accelerators", "image_classification", {"model": "resnet50", "image_size": 224}, 256),
+    "gpt2-1024": Work(
+        "GPT-2 124M, T 1024, for accelerators",
+        "gpt",
+        {"preset": "117M", "vocab_size": 50304},
+        16,
+        {**ATTENTION, "half_residual": {"knobs": {"half_residual": True}}, "eager": {"compile": False}},
+    ),
+    "gpt2-small-step": Work(
+        "GPT-2 124M, T 1024, small steps for accelerators",
+        "gpt",
+        {"preset": "117M", "vocab_size": 50304},
+        4,
+        {
+            "step_graph": GRAPH,
+            "reduce-overhead": {"compile": "reduce-overhead"},
+            "eager": {"compile": False},
+            "eager, step_graph": {"compile": False, **GRAPH},
+        },
+    ),
+    "resnet50-b128": Work(
+        "ResNet-50, for accelerators",
+        "image_classification",
+        {"model": "resnet50", "image_size": 224},
+        128,
+        {
+            "eager": {"compile": False},
+            "eager, convolution_search=false": {"compile": False, "knobs": {"convolution_search": False}},
+            "eager, channels_last=false": {"compile": False, "knobs": {"channels_last": False}},
+        },
+    ),
     "bert": Work("BERT base, answers in 128 tokens", "question_answering", {"preset": "base", "tokens": 128}, 4),
     "resnet50-b16": Work("ResNet-50, 224 pixels", "image_classification", {"model": "resnet50", "image_size": 224}, 16),
     "resnet50-b32": Work("ResNet-50, 224 pixels", "image_classification", {"model": "resnet50", "image_size": 224}, 32),
@@ -77,7 +113,7 @@ WORKS = {
 
 def contestants(work: Work, asked: argparse.Namespace, threads: int, scratch: Path) -> tuple[dict[str, Spec], list[str]]:
     """Who trains, by name, and who was left out and why."""
-    data = "synthetic" if work.workload == "gpt" and asked.device == "cpu" else "synthetic-device"
+    data = "synthetic" if work.workload == "gpt" else "synthetic-device"  # GPT's peers read their tokens on the host, too
     params = _whole(work)
     found: dict[str, Spec] = {}
     missing: list[str] = []
@@ -91,7 +127,7 @@ def contestants(work: Work, asked: argparse.Namespace, threads: int, scratch: Pa
             return
         folder = scratch / name.replace(" ", "-")
         folder.mkdir(parents=True, exist_ok=True)
-        environment = {"OMP_NUM_THREADS": str(threads)} if asked.device == "cpu" else {}
+        environment = {"OMP_NUM_THREADS": str(threads)}
         given = str(Path(path).resolve()) if path and peer != "plain" else path
         more = {**options, "precision": asked.precision, "device": asked.device, "inference": asked.inference}
         sizes = {**work.params, "data": data} if peer == "caraml" else params
@@ -122,7 +158,7 @@ def contestants(work: Work, asked: argparse.Namespace, threads: int, scratch: Pa
                 name = library + (" channels_last" if last else "") + ("" if script or asked.inference else ", plain loop") + tail
                 way = {"compile": compiled, "channels_last": last}
                 add(name, library, path=script, **way) if script else add(name, "plain", path=library, **way)
-    return _with_environments(found, threads, asked), missing
+    return _with_environments(found, work, threads, asked), missing
 
 
 def _whole(work: Work) -> dict[str, Any]:
@@ -132,8 +168,8 @@ def _whole(work: Work) -> dict[str, Any]:
     return Params.model_validate(work.params).model_dump(mode="json")
 
 
-def _with_environments(found: dict[str, Spec], threads: int, asked: argparse.Namespace) -> dict[str, Spec]:
-    """CARAML's programs in the environment of its workers; if asked for, also once without each knob, and once in bf16."""
+def _with_environments(found: dict[str, Spec], work: Work, threads: int, asked: argparse.Namespace) -> dict[str, Spec]:
+    """CARAML's programs in the environment of its workers; if asked for, also once without each knob, in the work's other ways, in bf16."""
     everyone: dict[str, Spec] = {}
     for name, spec in found.items():
         if spec.peer != "caraml":
@@ -146,6 +182,11 @@ def _with_environments(found: dict[str, Spec], threads: int, asked: argparse.Nam
             for knob, (other, workloads) in KNOBS.items():
                 if spec.workload in workloads:
                     everyone[f"{name} without {knob}"] = _in_its_environment(replace(spec, knobs={knob: other}), threads)
+        for way, change in work.variants.items() if asked.variants else ():
+            if spec.compile or "compile" not in change:
+                everyone[f"{name.removesuffix(' compiled')} {way}"] = _in_its_environment(replace(spec, **change), threads)
+    if not asked.rounds:  # who finds nothing to compile, or what another one compiles, has no need to run
+        return {name: spec for name, spec in everyone.items() if spec.compile and "step_graph" not in spec.knobs}
     only: Sequence[str] | None = asked.only
     return {name: spec for name, spec in everyone.items() if only is None or spec.peer == "caraml" or any(part in name for part in only)}
 
@@ -154,34 +195,50 @@ def _in_its_environment(spec: Spec, threads: int) -> Spec:
     return replace(spec, environment=environment_of(point_of(spec), threads))
 
 
-def compare(work: Work, asked: argparse.Namespace, threads: int, scratch: Path) -> tuple[dict[str, list[Turn]], list[str]]:
-    """Turns of every contestant that trains, and who does not and why."""
+def compare(
+    work: Work, asked: argparse.Namespace, threads: int, scratch: Path, keep: Callable[[dict[str, list[Turn]], list[str]], None]
+) -> tuple[dict[str, list[Turn]], list[str]]:
+    """Turns of every contestant that trains, and who does not and why. ``keep`` gets the same after each round."""
     specs, missing = contestants(work, asked, threads, scratch)
     programs, begun = list[Program](), list[Program]()
+    until, turning = time.monotonic() + asked.limit, min(1.5 * (asked.rounds + 1) * asked.seconds * len(specs), asked.limit / 2)
     try:
         for name, spec in specs.items():
             log = Path(spec.scratch) / "log"
             begun.append(Program(name, [str(HERE / "contestants.py"), spec.to_json()], spec.environment, log, PIPES))
-            if asked.device != "cpu":  # an accelerator's host has cores enough for all to compile at once
-                continue
-            programs += _ready(begun.pop(), missing)
+            if not asked.rounds:  # only its compilation was wanted: it ends, and gives its memory back, once that is done
+                begun[-1].dismiss()
+            if asked.device == "cpu":  # an accelerator's host has cores enough for all to compile at once
+                programs += _ready(begun.pop(), missing, until - turning)
+        if asked.hold:
+            until = time.monotonic() + float(sys.stdin.readline() or "nan")
+            if math.isnan(until):
+                return {}, [*missing, "nobody asked for turns"]
+        turning = min(turning, max(until - time.monotonic(), 0.0) / 2)
         for program in begun:
-            programs += _ready(program, missing)
+            programs += _ready(program, missing, until - turning)
+        if not asked.rounds:
+            return {}, missing
         if not any(program.name.startswith("CARAML") for program in programs):
             raise RuntimeError(f"CARAML does not run: {'; '.join(missing)}")
-        return take_turns(programs, asked.rounds, asked.seconds), missing
+        kept = partial(keep, missing=missing)
+        return take_turns(programs, asked.rounds, asked.seconds, until=until, failed=missing, after_round=kept), missing
     finally:
-        for program in dict.fromkeys([*programs, *begun]):
+        started = dict.fromkeys([*programs, *begun])
+        for program in started:
+            program.dismiss()
+        for program in started:
             program.end()
 
 
-def _ready(program: Program, missing: list[str]) -> list[Program]:
-    """The program, once it has done its first steps; nothing, and a line in ``missing``, if it ends instead."""
-    failed = program.started()
+def _ready(program: Program, missing: list[str], until: float) -> list[Program]:
+    """The program, once it has done its first steps; nothing, and a line in ``missing``, if it ends instead or is not ready by then."""
+    failed = program.started(max(until - time.monotonic(), 0.0) if until < math.inf else until)
     if failed is None:
         print(f"  {program.name} runs", file=sys.stderr)
         return [program]
     missing.append(f"{program.name}: {failed}")
+    program.kill()
     program.end()
     return []
 
@@ -220,44 +277,48 @@ def main() -> None:
     parser.add_argument("--knobs", action="store_true", help="CARAML also without each of its knobs")
     parser.add_argument("--bf16", action="store_true", help="CARAML also in bf16, on a CPU that has units for it")
     parser.add_argument("--batch", type=int, help="in place of the comparison's own")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--variants", action="store_true", help="CARAML also in the other ways that a work for accelerators has")
+    parser.add_argument("--rounds", type=int, default=9, help="0: only compile, for who comes next")
     parser.add_argument("--seconds", type=float, default=2.0, help="of one turn, about")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds for everything, of each work")
+    parser.add_argument("--hold", action="store_true", help="start, and take turns when standard input says for how many seconds")
+    parser.add_argument("--after", type=float, default=0.0, help="seconds to wait first")
     parser.add_argument("--seed", type=int, default=0, help="of the order")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     random.seed(asked.seed)
-    kept = []
+    if not asked.rounds:
+        os.nice(10)  # others wait for what they do
+    time.sleep(asked.after)
+    kept: list[dict[str, Any]] = []
     for name in asked.works:
         work = WORKS[name] if asked.batch is None else replace(WORKS[name], batch=asked.batch)
         for threads in asked.threads or ([1, os.cpu_count() or 1] if asked.device == "cpu" else [os.cpu_count() or 1]):
             before = os.getloadavg()[0]
+            sizes = {"work": name, "batch": work.batch, "threads": threads, "device": asked.device, "precision": asked.precision}
+            kept.append({**sizes, "inference": asked.inference})
+            keep = partial(_keep, kept, before, asked.json)
             with tempfile.TemporaryDirectory(prefix="caraml-bench-") as scratch:
-                turns, missing = compare(work, asked, threads, Path(scratch))
+                turns, missing = compare(work, asked, threads, Path(scratch), keep)
             where = f"{threads} threads" if asked.device == "cpu" else asked.device
             how = f"{asked.precision}{', inference' if asked.inference else ''}, {where}"
+            rounds = max(map(len, turns.values()), default=0)
             loads = f"load {before:.1f} before, {os.getloadavg()[0]:.1f} after"
-            print(f"\n{work.title}, batch {work.batch}; {how}, {asked.rounds} rounds; {loads}")
+            print(f"\n{work.title}, batch {work.batch}; {how}, {rounds} rounds; {loads}")
             print(
                 f"torch {torch.__version__}, {platform.machine() if asked.device == 'cpu' else torch.accelerator.current_accelerator()}\n"
             )
             print("\n".join(table(turns, work.batch)))
             print("".join(f"\nleft out: {reason}" for reason in missing), flush=True)
-            own = {program: [asdict(turn) for turn in values] for program, values in turns.items()}
-            kept.append(
-                {
-                    "work": name,
-                    "batch": work.batch,
-                    "threads": threads,
-                    "device": asked.device,
-                    "precision": asked.precision,
-                    "inference": asked.inference,
-                    "load": [before, os.getloadavg()[0]],
-                    "turns": own,
-                    "left_out": missing,
-                }
-            )
-            if asked.json is not None:
-                asked.json.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+            keep(turns, missing)
+
+
+def _keep(kept: list[dict[str, Any]], before: float, file: Path | None, turns: dict[str, list[Turn]], missing: list[str]) -> None:
+    """Every turn as JSON, the last of ``kept`` with those that there are so far."""
+    own = {program: [asdict(turn) for turn in values] for program, values in turns.items()}
+    kept[-1] |= {"load": [before, os.getloadavg()[0]], "turns": own, "left_out": missing}
+    if file is not None:
+        file.write_text(json.dumps(kept, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

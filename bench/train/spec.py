@@ -16,7 +16,8 @@ class Spec:
     workload: str
     params: dict[str, Any]
     batch: int
-    compile: bool = False
+    compile: bool | str = False
+    """Also a mode of torch's compiler, of CARAML's."""
     channels_last: bool = False
     precision: str = "fp32"
     device: str = "cpu"
@@ -50,7 +51,7 @@ def point_of(spec: Spec) -> Any:
         global_batch=spec.batch,
         micro_batch=spec.batch,
         mode="inference" if spec.inference else "train",
-        compile="default" if spec.compile else "off",
+        compile=spec.compile if isinstance(spec.compile, str) else "default" if spec.compile else "off",
         precision=spec.precision,
         knobs=Knobs(**spec.knobs),
     )

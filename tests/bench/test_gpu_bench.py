@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -82,24 +84,26 @@ def test_a_check_that_cannot_be_made_says_why_and_the_others_are_made(gpu: Modul
 
 
 def test_a_part_that_crashes_or_takes_too_long_takes_nothing_with_it(gpu: ModuleType) -> None:
-    heard: list[str] = []
-    assert (
-        gpu.ran(["-c", "print('one', flush=True); raise SystemExit('no such device')"], 60, heard.append) == "ended with 1: no such device"
-    )
+    said: list[str] = []
+
+    def ran(code: str, hear: Callable[[str], None] = said.append) -> str | None:
+        return cast("str | None", gpu.heard(gpu.begun(["-c", code]), 60, hear))
+
+    assert ran("print('one', flush=True); raise SystemExit('no such device')") == "ended with 1: no such device"
 
     def hear(line: str) -> None:
         """However long it took to begin, the rest of its time is short."""
-        heard.append(line)
+        said.append(line)
         assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 60
         signal.setitimer(signal.ITIMER_REAL, 0.5)
 
     code = "import subprocess, time; subprocess.Popen(['sleep', '300']); print('two', flush=True); time.sleep(300)"
-    assert gpu.ran(["-c", code], 60, hear) == "not ready within 60 s"
-    assert gpu.ran(["-c", "print('three')"], 60, heard.append) is None
-    assert heard == ["one", "no such device", "two", "three"]
+    assert ran(code, hear) == "not ready within 60 s"
+    assert ran("print('three')") is None
+    assert said == ["one", "no such device", "two", "three"]
 
 
-def test_points_compile_while_the_device_is_checked(gpu: ModuleType, tmp_path: Path) -> None:
+def test_others_compile_while_the_device_is_checked(gpu: ModuleType, tmp_path: Path) -> None:
     """They are waited for if somebody asks; one that is not ready in time is ended."""
     told, ready, process = (tmp_path / name for name in ("told", "ready", "process"))
     waits = f"import pathlib, time\nwhile not pathlib.Path({str(told)!r}).exists(): time.sleep(0.01)\nopen({str(ready)!r}, 'w')"
@@ -116,51 +120,113 @@ def test_points_compile_while_the_device_is_checked(gpu: ModuleType, tmp_path: P
         os.kill(int(process.read_text()), 0)
 
 
-def test_few_points_compile_at_once(gpu: ModuleType, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many come before the peers: the device's memory is for all of them."""
+def test_what_compiles_beside_the_checks_has_memory_and_a_context(
+    gpu: ModuleType, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peers of the first turns are there already: the device must hold both."""
     asked: list[list[str]] = []
     waited: list[int] = []
     monkeypatch.setattr(gpu, "meanwhile", lambda commands, seconds: asked.extend(commands) or nullcontext(lambda: waited.append(1)))
     monkeypatch.setattr(gpu, "_checked", lambda kind, seconds: [])
-    points = [SimpleNamespace(point=make_point(compile=how)) for how in ("off", *["default"] * 20)]
-    for before, compiled in ((100, ["1", "2"]), (1, []), (0, [])):
+    monkeypatch.setattr(gpu, "one_process_at_a_time", lambda: False)
+    points = [SimpleNamespace(point=make_point(benchmark=name)) for name in ("gpt-800M", *gpu.STEPPED)]
+    text = (ROOT / "bench" / "gpu.toml").read_text()
+    assert all(f'name = "{name}"\n' in text for name in gpu.STEPPED)
+
+    def commands(kind: str = "cuda", memory: float = 150e9) -> list[list[str]]:
         asked.clear()
-        gpu.correctness(SimpleNamespace(device="cuda", suite="s.toml", before=before), points, 60.0)
-        assert [command[-2] for command in asked] == compiled and all(float(command[-1]) == gpu.SHARED / 2 for command in asked)
+        monkeypatch.setattr(gpu, "_memory", lambda _: memory)
+        options = SimpleNamespace(device=kind, suite="s.toml", precision="bf16", nanogpt="n", timm=None, torchvision=None, batch=None)
+        gpu.correctness(options, points, ["resnet50-b128"], 60.0)
+        return asked
+
+    first, second, work = commands()
+    assert [command[-2:] for command in (first, second)] == [["--first-step", "1"], ["--first-step", "2"]]
+    assert work[1] == "resnet50-b128" and "--nanogpt=n" in work and work[work.index("--rounds") + 1] == "0"
+    assert commands("mps") == [] == commands(memory=80e9)
     monkeypatch.setattr(gpu, "_checked", lambda kind, seconds: [gpu.Check("x", 1.0, 0.1)])
-    gpu.correctness(SimpleNamespace(device="cuda", suite="s.toml", before=3), points, 60.0)
+    commands()
     assert len(waited) == 3, "nothing is timed on a device that is wrong"
+    monkeypatch.undo()
     modes = SimpleNamespace(gpus=lambda: [(0, "a"), (1, "b")], quietly=lambda function, gpu: {"a": 0, "b": 3}[gpu])
     monkeypatch.setattr(gpu, "session", lambda: nullcontext(modes))
-    asked.clear()
-    gpu.correctness(SimpleNamespace(device="cuda", suite="s.toml", before=3), points, 60.0)
-    assert asked == [], "a process that compiles would have the only context"
+    assert gpu.one_process_at_a_time(), "a process that compiles would have the only context"
 
 
 def test_a_clock_is_not_wrong_because_others_took_a_turn(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As points that compile meanwhile do: nothing would be timed then. One that is wrong each time is."""
+    """As programs that compile meanwhile do: nothing would be timed then. One that is wrong each time is."""
     module = sys.modules["gpu_checks"]
     clocks = [(claim, allowed, of) for claim, allowed, of in module.checks_of(torch.device("cuda")) if "clock" in claim or "times" in claim]
-    for found, holds in (((0.02, 0.002, 0.03), True), ((0.02, 0.03, 0.02), False)):
-        seen = iter(2 * found)
-        for name in ("clock_deviation", "interface_deviation"):
-            monkeypatch.setattr(module, name, lambda device, seen=seen: next(seen))
-        assert [gpu.Check(claim, of(), allowed).holds for claim, allowed, of in clocks] == [holds, holds]
+    for found, holds, asked in (((0.02, 0.002, 0.03), True, 2), ((0.02, 0.03, 0.02, 0.04, 0.05, 0.0), False, 5)):
+        for name, (_, allowed, of) in zip(("clock_deviation", "interface_deviation"), clocks, strict=True):
+            seen = list(found)
+            monkeypatch.setattr(module, name, lambda device, seen=seen: seen.pop(0))
+            assert gpu.Check("x", of(), allowed).holds == holds and len(found) - len(seen) == asked
 
 
 def test_a_first_step_is_that_of_the_point(gpu: ModuleType, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
-    shares: list[float] = []
+    monkeypatch.setattr(os, "nice", lambda by: 0)
     monkeypatch.setattr(gpu, "step_of", lambda point: lambda: taken.append(point.workload))
-    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(set_per_process_memory_fraction=shares.append))
-    gpu.first_step(make_point(), "cuda", 0.25)
-    assert (taken, shares) == ([make_point().workload], [0.25])
+    gpu.first_step(make_point(), "cuda")
+    assert taken == [make_point().workload]
 
     def full(point: object) -> object:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(gpu, "step_of", full)
-    gpu.first_step(make_point(), "cuda", 0.25)
+    gpu.first_step(make_point(), "cuda")
+
+
+def test_parts_come_in_turns_and_each_leaves_its_table(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a program that ends in the midst of it, or of a time that is over, there is what was done before."""
+    (tmp_path / "suite.toml").write_text(TINY_SUITE)
+    monkeypatch.chdir(tmp_path)
+    done: list[str] = []
+    ended: list[str] = []
+    clock = iter(range(0, 10000, 30))
+
+    class Run:
+        def __init__(self, campaign: object, work: deque[Any], total: int) -> None:
+            self.point, self.total = work[0].planned.point, total
+
+        def records(self) -> list[Record]:
+            assert self.total == 2
+            done.append(self.point.benchmark)
+            return [Record(key=self.point.key, attempt=1, point=self.point, status="ok", started_at="x", metrics={})]
+
+    def beside(work: str, options: object, seconds: float, program: object) -> dict[str, Any]:
+        assert program == work and seconds <= gpu.BESIDE_SECONDS
+        done.append(work)
+        return {"work": work, "how": "compiled", "table": [], "failed": None}
+
+    monkeypatch.setattr(gpu, "CampaignRun", Run)
+    monkeypatch.setattr(gpu, "compiles", lambda kind: True)
+    monkeypatch.setattr(gpu, "correctness", lambda options, points, works, seconds: done.append("checks") or [gpu.Check("x", 0.0, 1.0)])
+    monkeypatch.setattr(gpu, "held", lambda work, options: done.append(f"held {work}") or work)
+    monkeypatch.setattr(gpu, "beside", beside)
+    monkeypatch.setattr(gpu, "end", ended.append)
+    monkeypatch.setattr(gpu.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--suite", "suite.toml", "--out", "out", "--minutes", "60"])
+    assert gpu.main() == 0
+    first, second, third = gpu.BESIDE
+    assert done == [f"held {first}", "checks", first, "gpt", f"held {second}", second, "broken", f"held {third}", third] and not ended
+    (folder,) = (tmp_path / "out").iterdir()
+    assert "Left out" not in (folder / "gpu.md").read_text()
+
+    def cut(*_: object) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu, "beside", lambda work, *rest: beside(work, *rest) if work == first else cut())
+    with pytest.raises(KeyboardInterrupt):
+        gpu.main()
+    kept = json.loads((folder / "gpu.json").read_text())
+    assert [one["work"] for one in kept["beside"]] == [first] and len(kept["records"]) == 1
+    assert kept["left_out"][0] == f"{second} beside peers" and len(kept["left_out"]) == 4 - 1
+    monkeypatch.setattr(gpu, "correctness", lambda options, points, works, seconds: [gpu.Check("x", 2.0, 1.0)])
+    assert gpu.main() == 1 and ended == [first], "who waits is ended where nothing is timed"
 
 
 def test_points_end_with_the_time(gpu: ModuleType) -> None:
@@ -168,7 +234,10 @@ def test_points_end_with_the_time(gpu: ModuleType) -> None:
     first = expand(load_suite(str(ROOT / "bench" / "gpu.toml")), machine, params_of).points[0]
     assert first.point.compile == "default" and first.point.measure.timeout_seconds == 480
     short = gpu.within(first, 100)
-    assert short.point.measure.timeout_seconds == 100 and short.key == short.point.key != first.key
+    assert (
+        short.point.measure.timeout_seconds == 100 == gpu.within(first, 100.0001).point.measure.timeout_seconds
+        and short.key == short.point.key != first.key
+    )
     assert gpu.within(first, 1000).point == first.point
 
 
@@ -198,7 +267,7 @@ def test_the_whole_command_runs_from_a_bare_checkout(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BLOCK + hide)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path), "CARAML_HERE": "1"}
     command = [str(ROOT / "bench" / "gpu.py"), "--device", "cpu", "--precision", "fp32", "--suite", "suite.toml", "--out", "out"]
-    command += ["--beside", "resnet50-b16", "--batch", "1", "--before", "1", "--minutes", "6"]
+    command += ["--beside", "resnet50-b16", "--batch", "1", "--minutes", "20"]
     done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, env=environment, check=False)
     (folder,) = (tmp_path / "out").iterdir()
     found = json.loads((folder / "gpu.json").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ def turns(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     import turns as module
 
     yield module
-    for name in ("turns", "gate", "spec"):
+    for name in ("turns", "gate", "spec", "compare"):
         sys.modules.pop(name, None)
 
 
@@ -55,6 +56,70 @@ def test_every_program_gets_its_turn_in_every_round(turns) -> None:  # type: ign
     assert [len(values) for values in found.values()] == [6, 6, 6]
 
 
+def test_a_program_that_ends_takes_no_turn_of_others_with_it(turns) -> None:  # type: ignore[no-untyped-def]
+    """An hour of a machine is not lost with one peer: who ends is left out and named, and each round that has ended is kept."""
+    taken: list[str] = []
+
+    def program(name: str, last: int = 1000) -> SimpleNamespace:
+        def turn(steps: int):  # type: ignore[no-untyped-def]
+            taken.append(name)
+            if taken.count(name) > last:
+                raise RuntimeError(f"{name} ended with exit code 1")
+            return turns.Turn(0.1, 0.1)
+
+        return SimpleNamespace(name=name, turn=turn)
+
+    failed: list[str] = []
+    kept: list[dict[str, int]] = []
+    rounds = lambda now: kept.append({name: len(own) for name, own in now.items()})  # noqa: E731
+    found = turns.take_turns([program("a"), program("b", 3)], rounds=5, seconds=0.1, failed=failed, after_round=rounds)
+    assert {name: len(own) for name, own in found.items()} == {"a": 5} and failed == ["b ended with exit code 1"]
+    assert kept == [{"a": 1, "b": 1}, *({"a": count} for count in range(2, 6))]
+    with pytest.raises(RuntimeError, match="b ended"):
+        turns.take_turns([program("a"), program("b", 0)], rounds=5, seconds=0.1)
+
+
+def test_no_round_begins_that_would_not_end_in_time(turns, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    now = [0.0]
+
+    def turn(steps: int, limit: float):  # type: ignore[no-untyped-def]
+        now[0] += 2.0
+        return turns.Turn(0.1, 0.1)
+
+    monkeypatch.setattr(turns.time, "monotonic", lambda: now[0])
+    programs = [SimpleNamespace(name=name, turn=turn) for name in "abc"]
+    found = turns.take_turns(programs, rounds=9, seconds=2.0, until=25.0)  # the calibration and two rounds of 6 s, one of them not kept
+    assert [len(own) for own in found.values()] == [2, 2, 2] and now[0] <= 25.0
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_contestants_run_alike_but_for_what_they_are(turns, device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """As many threads for each, tokens from the host for each GPT; CARAML's other ways only where they are asked for and can run."""
+    import compare
+
+    def of(work: str, compiled: str = "compiled", rounds: int = 5, variants: bool = True):  # type: ignore[no-untyped-def]
+        given = {"nanogpt": "n", "timm": None, "torchvision": None, "optimum": None, "only": None, "bf16": False, "knobs": False}
+        given |= {"device": device, "precision": "bf16", "inference": False, "compile": compiled, "rounds": rounds, "variants": variants}
+        return compare.contestants(compare.WORKS[work], argparse.Namespace(**given), 3, tmp_path)[0]
+
+    gpt = of("gpt2-1024")
+    ours = {name for name in gpt if name.startswith("CARAML")}
+    assert ours == {
+        *("CARAML compiled", "CARAML attention=flash", "CARAML attention=efficient", "CARAML half_residual", "CARAML eager"),
+    }
+    assert {spec.environment["OMP_NUM_THREADS"] for spec in gpt.values()} == {"3"} and "nanoGPT compiled" in gpt
+    assert {gpt[name].params["data"] for name in ours} == {"synthetic"} and not gpt["CARAML eager"].compile
+    assert {name for name in of("gpt2-1024", "eager") if name.startswith("CARAML")} == ours - {"CARAML compiled", "CARAML eager"} | {
+        "CARAML"
+    }
+    small = of("gpt2-small-step")
+    assert compare.point_of(small["CARAML reduce-overhead"]).compile == "reduce-overhead"
+    point = compare.point_of(small["CARAML eager, step_graph"])
+    assert (point.compile, point.knobs.step_graph) == ("off", "on")
+    assert {name for name in of("gpt2-small-step", rounds=0) if name.startswith("CARAML")} == {"CARAML compiled", "CARAML reduce-overhead"}
+    assert "CARAML half_residual" not in of("gpt2-1024", variants=False)
+
+
 @pytest.mark.processes
 def test_the_step_of_caraml_is_held_and_counted(turns, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     from gate import PIPES
@@ -73,9 +138,26 @@ def test_the_step_of_caraml_is_held_and_counted(turns, tmp_path: Path) -> None: 
 
 
 @pytest.mark.processes
+def test_a_program_that_is_silent_is_given_up(turns, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    from gate import PIPES
+
+    program = turns.Program("x", ["-c", "import time; time.sleep(300)"], {}, tmp_path / "log", PIPES)
+    try:
+        assert program.started(0.01) == "not ready in time"
+        with pytest.raises(RuntimeError, match="x had not done 5 steps after 0 s"):
+            program.turn(5, 0.01)
+    finally:
+        program.end()
+
+
+@pytest.mark.processes
 def test_a_program_that_does_not_train_says_why(turns, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     from gate import PIPES
 
     program = turns.Program("x", ["-c", "raise SystemExit('no such model')"], {}, tmp_path / "log", PIPES)
     assert program.started() == "no such model"
+    program.end()
+    code = "print('Traceback'); raise MemoryError('of the GPU\\n\\nSet THIS for more')"
+    program = turns.Program("x", ["-c", code], {}, tmp_path / "log", PIPES)
+    assert program.started() == "MemoryError: of the GPU", "torch says more after an error"
     program.end()
