@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 from caraml.base.errors import InputError
 from caraml.base.files import TRUSTED_FOLDERS, intruder, make_folder, write_file
 from caraml.cli import app
-from caraml.system.catalogue import list_systems
+from caraml.system.catalogue import list_systems, load_system
+from caraml.system.variables import digest
 from tests.security.users import ATTACKER, VICTIM, as_user, needs_two_users, own_folder
 
 pytestmark = [pytest.mark.processes, needs_two_users]
@@ -205,3 +206,37 @@ def test_systems_of_another_user_beside_a_suite_of_one_s_own_are_not_read(shared
     monkeypatch.delenv(TRUSTED_FOLDERS)
     os.chown(suite, ATTACKER, ATTACKER)
     assert any("theirs" in system.site.software.setup for system in list_systems(suite))
+
+
+@needs_two_users
+def test_systems_that_others_could_have_put_among_one_s_own_are_not_read(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A umask that lets a group write is one thing; their setup lines would run."""
+    home = own_folder(shared, "home", VICTIM, 0o755)
+    os.chown(home, VICTIM, ATTACKER)  # a group that the two have in common
+    home.chmod(0o2755)
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+
+    def key() -> list[int]:
+        before = os.umask(0o002)
+        digest("NAME", "value")
+        os.umask(before)
+        return [(home / folder).stat().st_mode & 0o777 for folder in (".config", ".config/caraml")]
+
+    assert as_user(VICTIM, key) == [0o755, 0o755]
+    folder = home / ".config" / "caraml" / "systems"
+    lines = 'extends = "jedi"\nname = "jedi"\n[site.software]\nsetup = ["theirs"]\n'
+
+    def plant() -> None:
+        folder.mkdir()
+        (folder / "jedi.toml").write_text(lines)
+
+    with pytest.raises(PermissionError):
+        as_user(ATTACKER, plant)
+    folder.parent.chmod(0o2775)  # as an earlier version left it
+    as_user(ATTACKER, plant)
+    with pytest.raises(InputError, match=r"systems: not read, because .* members of group"):
+        as_user(VICTIM, lambda: load_system("jedi"))
+    monkeypatch.setenv(TRUSTED_FOLDERS, f"{folder.parent}:{folder}")
+    assert as_user(VICTIM, lambda: load_system("jedi")).site.software.setup == ("theirs",)

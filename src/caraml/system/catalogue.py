@@ -6,6 +6,7 @@ same name, or one that ``extends`` a system, overrides it field by field.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from copy import deepcopy
 from functools import cache
@@ -98,11 +99,16 @@ def user_folders(beside: Path | None = None) -> list[Path]:
     folder = beside.resolve().parent / "systems"
     found = intruder(folder)
     if found is not None and intruder(beside) is None:
-        raise InputError(
-            f"{folder}: not read, because its systems may have lines that run as you, and others could write them: {': '.join(found)}",
-            f"move your suite to a folder of your own or, if you trust them, export {TRUSTED_FOLDERS}={found[0]}",
-        )
+        raise _not_read(folder, found, "move your suite to a folder of your own")
     return [config_home() / "systems", folder]
+
+
+def _not_read(folder: Path, found: tuple[str, str], way: str) -> InputError:
+    """The error for systems that others than this user could have written: ``found`` is where and who, ``way`` what to do about it."""
+    return InputError(
+        f"{folder}: not read, because its systems may have lines that run as you, and others could write them: {': '.join(found)}",
+        f"{way} or, if you trust them, export {TRUSTED_FOLDERS}={found[0]}",
+    )
 
 
 @cache
@@ -123,11 +129,14 @@ def _known(beside: Path | None, before: Path | None = None) -> dict[str, Describ
         return {}
     known = dict(_catalogue())
     for folder in user_folders(beside):
-        for path in sorted(folder.glob("*.toml")):
+        paths, own = sorted(folder.glob("*.toml")), folder == config_home() / "systems"
+        if paths and own and (found := intruder(folder)) is not None:
+            raise _not_read(folder, found, f"look through them and chmod go-w {shlex.quote(found[0])}")
+        for path in paths:
             if before is not None and path.resolve() == before.resolve():
                 return known
-            found = _described(path, known)
-            known[found.system.name] = found
+            system = _described(path, known)
+            known[system.system.name] = system
     _refuse_twice(known)
     return known
 

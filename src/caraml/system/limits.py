@@ -24,8 +24,8 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from caraml.base.errors import CaramlError, EnvironmentUnfitError, unknown_name
-from caraml.base.files import cache_home, write_file
+from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError, unknown_name
+from caraml.base.files import cache_home, make_folder, write_file
 from caraml.base.toml import FrozenModel
 from caraml.system import host
 from caraml.system.families import family_of
@@ -122,8 +122,8 @@ def look(kind: Kind, device: torch.device, dtype: DType = "fp32", *, processes: 
         best = now.model_copy(update={"sustained": found.sustained, "by_library": now.by_library | others})
     if keep and best is not kept:
         path = _path(kind, device, dtype, processes)
-        with suppress(OSError):  # a search at every run, then; `caraml doctor` says that the folder cannot be written
-            path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError, InputError):  # a search at every run, then; `caraml doctor` says that the folder cannot be written
+            make_folder(path.parent)
             write_file(path, best.model_dump_json(indent=1), sync="none")
     return Look(best, found)
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
-from caraml.base.files import config_home, write_new, write_once
+from caraml.base.files import config_home, make_folder, write_new, write_once
 from caraml.base.limits import RECORD, read_bytes
 from caraml.base.processes import private_folder
 
@@ -147,12 +147,13 @@ def _key() -> bytes:
     try:
         with suppress(FileExistsError):
             if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(path.parent)  # which others could fill with systems if the umask let them
                 write_once(path, secrets.token_bytes(_SALT_BYTES), mode=0o600)
         known, key = path.stat(), read_bytes(path, _SALT_BYTES)
-    except OSError as error:
+    except (OSError, InputError) as error:
+        why = error.strerror if isinstance(error, OSError) else error.line
         raise EnvironmentUnfitError(
-            f"{path}: {error.strerror}; the key is needed to hide the values of env",
+            f"{path}: {why}; the key is needed to hide the values of env",
             'write env = { NAME = "$NAME" } and have NAME in your environment, or set XDG_CONFIG_HOME to a folder of yours',
         ) from error
     if len(key) != _SALT_BYTES or known.st_uid != os.geteuid() or known.st_mode & 0o077:
