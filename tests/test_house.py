@@ -141,7 +141,7 @@ LINES = {
     "report": 4_929,
     "results": 3_182,
     "suite": 2_689,
-    "system": 3_482,
+    "system": 3_503,
     "verify": 1_063,
     "worker": 2_357,
     "workloads": 8_659,

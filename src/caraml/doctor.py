@@ -28,7 +28,7 @@ from caraml.power.source import POWER_SOURCES, SourceEntry, how_often, source_pl
 from caraml.results.claim import launcher_plugins
 from caraml.system import families, host, nvml
 from caraml.system.detect import detect, environment
-from caraml.system.families.family import AUTOLOAD, CUDA, TorchBuild, amd_gpus
+from caraml.system.families.family import AUTOLOAD, CUDA, HIP, TorchBuild, amd_gpus
 from caraml.system.model import UNITS, DType, System, data_sheet
 from caraml.workloads import workload_of, workload_plugins
 
@@ -105,31 +105,39 @@ def _built_for(torch: Any) -> str:
     return TorchBuild(str(torch.__version__), version.cuda, version.hip, version.xpu).built_for
 
 
-def _gpus(torch: Any) -> Check:
+def _gpus(torch: Any, root: Path = Path("/")) -> Check:
     """Whether the driver and torch see the same GPUs, and if not, why not."""
     with nvml.session() as nv:
         driver_sees = 0 if isinstance(nv, str) else len(nv.units())
+        slices = not isinstance(nv, str) and len(nv.gpus()) < driver_sees
         reason = nv if isinstance(nv, str) else nv.missing.get("devices", "")
-    name = "NVIDIA driver"
-    amd = amd_gpus(Path("/"))
-    if not driver_sees and amd.loaded:
-        driver_sees, name = len(amd.devices), "AMD driver"
+    amd = amd_gpus(root)
+    amds = bool(not driver_sees and amd.loaded) or bool(torch is not None and torch.version.hip)
+    driver_sees = len(amd.devices) if amds else driver_sees
+    family, name, tool, runtime = (HIP, "AMD", "rocm-smi", "ROCm") if amds else (CUDA, "NVIDIA", "nvidia-smi", "CUDA")
     torch_sees = torch.cuda.device_count() if torch is not None and torch.cuda.is_available() else 0
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = f"the {name} shows {driver_sees}, torch {torch_sees}"
+    masks = [variable for variable in family.variables if variable in os.environ]
+    found = f"the {name} driver shows {driver_sees}, torch {torch_sees}"
     if driver_sees == torch_sees == 0:
         fix = "on a machine with an NVIDIA GPU: install its driver, then `nvidia-smi`"
         return Check("GPU", "ok", f"none, CPUs will be measured ({reason})" if reason else "none, CPUs will be measured", fix)
     if driver_sees == torch_sees:
         return Check("GPU", "ok", found)
-    if hidden is not None:
-        return Check("GPU", "warn", f"{found}: CUDA_VISIBLE_DEVICES={hidden!r}", "unset CUDA_VISIBLE_DEVICES, to use all of them")
     if torch is not None and not (torch.version.cuda or torch.version.hip):
-        return Check("GPU", "missing", f"{found}: this torch is built for {_built_for(torch)}", CUDA.fix)
-    if not driver_sees:
-        return Check("GPU", "warn", f"{found}: no power or clocks without NVML ({reason})", f"{sys.executable} -m pip install nvidia-ml-py")
-    fix = "compare `nvidia-smi` with the line of torch above"
-    return Check("GPU", "missing", f"{found}: the driver may be older than torch's CUDA", fix)
+        return Check("GPU", "missing", f"{found}: this torch is built for {_built_for(torch)}", family.fix)
+    if slices and torch_sees and not masks:
+        return Check("GPU", "ok", f"{found}: CUDA shows a process one MIG instance")
+    if masks:
+        told = ", ".join(f"{variable}={os.environ[variable]!r}" for variable in masks)
+        why, fix = told, f"unset {' '.join(masks)}, to use all of them"
+    elif not driver_sees and amds:
+        why, fix = "no power limits and PCI addresses", "show /sys and /dev/kfd in this container"
+    elif not driver_sees:
+        why, fix = f"no power or clocks without NVML ({reason})", f"{sys.executable} -m pip install nvidia-ml-py"
+    else:
+        fix = f"compare `{tool}` with the line of torch above"
+        return Check("GPU", "missing", f"{found}: the driver may be older than torch's {runtime}", fix)
+    return Check("GPU", "warn", f"{found}: {why}", fix)
 
 
 def _devices(torch: Any, system: System) -> list[Check]:

@@ -254,9 +254,34 @@ def test_torch_completes_what_the_driver_tells(tree: Tree, nvml: Install, monkey
     nvml(a100(0), a100(1))
     monkeypatch.setitem(sys.modules, "torch", fake_torch("x", "x", uuids=("1", "0")))
     system = detect(tree({}))
-    assert [(device.uuid, device.multiprocessors) for device in system.devices] == [("GPU-0", 101), ("GPU-1", 100)]
-    monkeypatch.setitem(sys.modules, "torch", fake_torch("x"))
+    assert [(device.uuid, device.multiprocessors) for device in system.devices] == [("GPU-1", 100), ("GPU-0", 101)], "in torch's order"
+    monkeypatch.setitem(sys.modules, "torch", fake_torch("x", uuids=("another",)))
     assert "does not see" in detect(tree({})).missing["devices.multiprocessors"]
+
+
+@pytest.mark.parametrize(("mask", "expected"), [(None, "NVIDIA A100-SXM4-40GB"), ("0", "NVIDIA A100-SXM4-40GB"), ("1", "NVIDIA T400")])
+def test_the_gpu_that_torch_computes_on_is_the_first(
+    tree: Tree, nvml: Install, monkeypatch: pytest.MonkeyPatch, mask: str | None, expected: str
+) -> None:
+    """CUDA counts the fastest GPU first, NVML by PCI addresses: the record of a small card had the name and peak of the other one."""
+    nvml(FakeGpu("NVIDIA T400", uuid="GPU-0"), a100(1))
+    seen = {None: ("1", "0"), "0": ("1",), "1": ("0",)}[mask]
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(*("x" for _ in seen), uuids=seen))
+    if mask is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    system = detect(tree({}))
+    assert (len(system.devices), system.devices[0].model, system.peak is not None) == (len(seen), expected, expected != "NVIDIA T400")
+
+
+def test_of_mig_instances_torch_sees_one(tree: Tree, nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    slices = [FakeGpu("NVIDIA A100-SXM4-40GB MIG 1g.5gb", uuid=f"MIG-{n}") for n in "abc"]
+    nvml(FakeGpu("NVIDIA A100-SXM4-40GB", uuid="GPU-0", instances=slices), a100(1))
+    for mask, expected in (("0", ["MIG-a"]), ("1", ["GPU-1"]), ("MIG-c", ["MIG-c"]), ("2", [])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+        assert [device.uuid for device in detect(tree({})).devices if device.kind == "cuda"] == expected, "numbers count GPUs"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setitem(sys.modules, "torch", fake_torch("x", uuids=("b",)))
+    assert [device.uuid for device in detect(tree({})).devices] == ["MIG-b"]
 
 
 def test_torch_alone(tree: Tree, nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_machine import Tree
+from fake_machine import Tree, mi300a
 from fake_nvml import FakeGpu, FakeNvml, fake_torch
 
 from caraml import doctor
@@ -21,6 +21,7 @@ from caraml.system.families.family import TorchBuild
 
 Install = Callable[..., FakeNvml]
 H200 = FakeGpu("NVIDIA H200")
+SLICED = FakeGpu("A100", instances=[FakeGpu("A100 MIG 3g.40gb", uuid=f"MIG-{n}") for n in "ab"])
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,10 @@ H200 = FakeGpu("NVIDIA H200")
         ([H200], fake_torch(cuda=None, xpu="20250301"), None, "missing", "built for XPU 20250301"),
         ([H200], fake_torch(), None, "missing", "older than torch's CUDA"),
         ([H200, H200], fake_torch("NVIDIA H200"), "0", "warn", "CUDA_VISIBLE_DEVICES='0'"),
+        ([H200], fake_torch(cuda=None), "0", "missing", "built for CPUs only"),
         ([], fake_torch("NVIDIA H200"), None, "warn", "no power or clocks"),
+        ([], fake_torch("AMD Instinct MI300A", cuda=None, hip="7.0"), None, "warn", "AMD driver shows 0, torch 1: no power limits"),
+        ([SLICED], fake_torch("A100"), None, "ok", "shows 2, torch 1: CUDA shows a process one MIG instance"),
     ],
 )
 def test_driver_against_torch(
@@ -45,6 +49,19 @@ def test_driver_against_torch(
     assert check.status == status
     assert words in check.found
     assert check.fix or status == "ok"
+
+
+def test_the_amd_driver_against_torch(nvml: Install, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a job that Slurm gave one of four: it was told that its driver may be older than torch's CUDA."""
+    nvml(fails="Driver Not Loaded")
+    root = tree(mi300a(4))
+    one = fake_torch("AMD Instinct MI300A", cuda=None, hip="7.0")
+    check = doctor._gpus(one, root)
+    assert (check.status, "older than torch's ROCm" in check.found, "rocm-smi" in (check.fix or "")) == ("missing", True, True)
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "2")
+    check = doctor._gpus(one, root)
+    assert (check.status, check.found) == ("warn", "the AMD driver shows 4, torch 1: ROCR_VISIBLE_DEVICES='2'")
+    assert "rocm" in (doctor._gpus(fake_torch(cuda=None), root).fix or ""), "a torch for CPUs"
 
 
 def test_other_accelerators(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -276,7 +276,7 @@ def test_a_device_of_the_driver_is_found_among_torch_s_by_its_uuid(
     else:
         nvml(*(FakeGpu("A100", uuid=uuid) for uuid in driver))
     monkeypatch.setitem(sys.modules, "torch", fake_torch("x", "x", uuids=by_torch))
-    assert [(device.uuid, device.multiprocessors) for device in detect(tree({})).devices] == [(driver[0], 101), (driver[1], 100)]
+    assert [(device.uuid, device.multiprocessors) for device in detect(tree({})).devices] == [(driver[1], 100), (driver[0], 101)]
 
 
 def test_gpus_are_chosen_by_uuid_in_the_order_of_the_variable(
@@ -299,9 +299,9 @@ def test_amd_s_uuid_has_one_spelling(tree: Tree, nvml: Callable[..., FakeNvml], 
         folder = f"sys/class/drm/card{card}/device"
         files |= {f"{folder}/vendor": "0x1002\n", f"{folder}/mem_info_vram_total": "1000", f"{folder}/unique_id": f"{uuid}\n"}
         files |= {f"{folder}/uevent": f"PCI_SLOT_NAME=0000:0{card}:00.0\n"}
-    assert [(device.uuid, device.multiprocessors) for device in detect(tree(files)).devices] == [
-        ("1a2b3c4d5e6f7a8b", 101),
-        ("ffff3c4d5e6f7a8b", 100),
+    assert [(device.pci_bus_id, device.uuid, device.multiprocessors) for device in detect(tree(files)).devices] == [
+        ("0000:01:00.0", "ffff3c4d5e6f7a8b", 100),
+        ("0000:00:00.0", "1a2b3c4d5e6f7a8b", 101),
     ]
 
 

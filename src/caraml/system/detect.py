@@ -94,6 +94,13 @@ def _visible(devices: Sequence[DeviceModel], masks: Masks) -> list[DeviceModel]:
     return [devices[place] for place in let_through(names, masks)]
 
 
+def _numbered(units: Sequence[DeviceModel]) -> Sequence[DeviceModel]:
+    """What numbers of CUDA's variable mean: GPUs, of which one that is partitioned stands for its first MIG instance."""
+    firsts = {device.index: device for device in reversed(units)}
+    numbers = re.match(r"\s*\d", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    return [device for device in units if device is firsts[device.index]] if numbers else units
+
+
 def _nvidia_counts(root: Path) -> bool:
     """Whether NVIDIA's driver may be asked: where it shows nothing, NVML may still."""
     family = families.measured(root)
@@ -106,12 +113,13 @@ def _gpus(root: Path, missing: dict[str, str]) -> tuple[list[DeviceModel], str |
         if isinstance(nv, str):
             missing["nvml"] = nv
         else:
-            devices = _visible([_device(nv, index, handle) for index, handle in nv.units()], CUDA)
-            driver = nv.driver()
+            units = [_device(nv, index, handle) for index, handle in nv.units()]
+            devices, driver = _in_torch_s_order(units) or _visible(_numbered(units), CUDA), nv.driver()
             missing.update(nv.missing)
             if devices:
                 return _with_torch(devices, missing), driver
-    amd = _visible(amd_gpus(root).devices, ROCM) if families.forced() in ("", "cuda") else []
+    dies = amd_gpus(root).devices if families.forced() in ("", "cuda") else ()
+    amd = _in_torch_s_order(dies) or _visible(dies, ROCM)
     if amd:
         missing["devices.compute_capability"] = "not shown by the amdgpu driver"
         limits = {"tdp_w": [device.tdp_w for device in amd], "power_limit_w": [device.power_limit_w for device in amd]}
@@ -140,6 +148,19 @@ def _device(nv: nvml.Nvml, index: int, handle: Any) -> DeviceModel:
         power_limit_w=limit_mw / 1000 if limit_mw else None,
         compute_capability=f"{capability[0]}.{capability[1]}" if capability else None,
     )
+
+
+def _in_torch_s_order(devices: Sequence[DeviceModel]) -> list[DeviceModel]:
+    """Those of the driver's devices that torch sees, in its order, where it is loaded and all of them are found by their UUIDs; else none.
+
+    CUDA counts the fastest GPU first, and of several MIG instances it shows a process one: what its variable means is known by the result.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return []
+    by_uuid = {_plain(device.uuid): device for device in devices if device.uuid}
+    found = [by_uuid.get(_plain(told.uuid)) for told in _torch_cuda(torch)]
+    return [device for device in found if device is not None] if None not in found and len(by_uuid) == len(devices) else []
 
 
 def _with_torch(devices: list[DeviceModel], missing: dict[str, str]) -> list[DeviceModel]:
