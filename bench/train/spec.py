@@ -60,10 +60,9 @@ def point_of(spec: Spec) -> Any:
 def step_of(point: Any, told: dict[str, Any] | None = None) -> Any:
     """The step that a worker would make of a point of one device; ``told`` gets what its record would say of that."""
     from caraml.engine.device import open_device
-    from caraml.engine.matmul import Products
+    from caraml.engine.matmul import replacements
     from caraml.engine.precision import check_precision, compute_in_fp8, set_attention, set_deterministic, set_matmul_precision
     from caraml.engine.ranks import Ranks
-    from caraml.engine.replacement import Masks
     from caraml.engine.step import make_step
     from caraml.workloads import load_workload
     from caraml.workloads.base import BuildContext
@@ -89,6 +88,6 @@ def step_of(point: Any, told: dict[str, Any] | None = None) -> Any:
     if point.precision == "fp8":
         compute_in_fp8(task.model)
     step = make_step(task, point, device, told=told)
-    for kind in (Products, Masks) if device.type == "cpu" else ():
-        step = kind(point, Ranks()).around(step, lambda name: nullcontext())
+    for one in replacements(point, Ranks()) if device.type == "cpu" else ():
+        step = one.around(step, lambda name: nullcontext())
     return step

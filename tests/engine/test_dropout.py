@@ -19,7 +19,7 @@ from caraml.engine.step import make_step
 from caraml.engine.steps import StepOutcome
 from caraml.suite.model import Knobs
 from tests.conftest import MakePoint
-from tests.engine.test_matmul import Counting, replacements
+from tests.engine.test_matmul import Counting, made_of
 from tests.suite.test_knobs import CPU, built, plan
 
 NUMBERS = 400_000
@@ -32,7 +32,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> Counting:
 
 @pytest.fixture
 def masks(make_point: MakePoint) -> Iterator[Any]:
-    yield from replacements(Masks, make_point)
+    yield from made_of(Masks, make_point)
 
 
 def stepped(masks: Masks, work: Any = lambda: None, steps: int = 1) -> list[Any]:

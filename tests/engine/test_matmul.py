@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.engine import matmul, replacement
-from caraml.engine.matmul import OVERHEAD, Key, Products, choice
+from caraml.engine.matmul import OVERHEAD, BatchedProducts, Key, Products, choice, replacements
 from caraml.engine.ranks import Ranks
-from caraml.engine.replacement import Masks
+from caraml.engine.replacement import Replacement
 from caraml.engine.step import make_step
 from caraml.engine.steps import StepOutcome
 from caraml.suite.model import Knobs
@@ -43,11 +43,11 @@ class Counting:
         return done
 
 
-def replacements(kind: type[Products] | type[Masks], make_point: MakePoint) -> Iterator[Any]:
+def made_of(kind: type[Replacement], make_point: MakePoint) -> Iterator[Any]:
     """What makes those of a point by the knob's value, and closes them in the end."""
-    made: list[Products | Masks] = []
+    made: list[Any] = []
 
-    def make(asked: str, ranks: Ranks | None = None, **point: Any) -> Products | Masks:
+    def make(asked: str, ranks: Ranks | None = None, **point: Any) -> Any:
         made.append(kind(make_point(knobs=Knobs.model_validate({kind.knob: asked}), **point), ranks or Ranks()))
         return made[-1]
 
@@ -63,7 +63,7 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> Counting:
 
 @pytest.fixture
 def products(make_point: MakePoint) -> Iterator[Any]:
-    yield from replacements(Products, make_point)
+    yield from made_of(Products, make_point)
 
 
 def once(products: Products, work: Any) -> Any:
@@ -511,3 +511,91 @@ def test_the_knob_is_one_like_the_others() -> None:
     assert len(plan('matmul = ["auto", "mkl", "onednn"]', "gpu")) == 1
     with pytest.raises(InputError, match=r'matmul: found "onedn", expected .*did you mean \'onednn\''):
         plan('matmul = "onedn"')
+
+
+# -- products of batches in bf16 ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def batches(make_point: MakePoint) -> Iterator[Any]:
+    yield from made_of(BatchedProducts, make_point)
+
+
+@pytest.fixture
+def rounded(monkeypatch: pytest.MonkeyPatch) -> Counting:
+    return Counting(monkeypatch, matmul, "_rounded")
+
+
+def attended(operands: list[torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
+    """The result of attention with dropout under autocast, and the slopes of its operands."""
+    given = [operand.clone().requires_grad_() for operand in operands]
+    torch.manual_seed(seed)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = F.scaled_dot_product_attention(*given, dropout_p=0.1)
+    out.float().square().sum().backward()
+    return [out.detach().float(), *(operand.grad for operand in given if operand.grad is not None)]
+
+
+def test_attention_with_dropout_in_bf16_is_that_of_torch_within_its_format(batches: Any, rounded: Counting) -> None:
+    operands = [torch.randn(2, 3, 40, 16, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    expected = attended(operands)
+    own = batches("onednn", precision="bf16")
+    once(own, lambda: None)
+    found = attended(operands)
+    assert rounded.calls == 6, "two products forward, four backward"
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() < 2**-7 * other.norm()
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+    own.close()
+    assert torch.equal(attended(operands)[0], expected[0]) and rounded.calls == 6
+
+
+def test_operands_that_are_in_bf16_already_lose_nothing(batches: Any, rounded: Counting) -> None:
+    left, right = torch.randn(3, 50, 64).bfloat16().float(), torch.randn(3, 64, 70).bfloat16().float()
+    once(batches("onednn", precision="bf16"), lambda: None)
+    found, expected = left @ right, torch.einsum("bij,bjk->bik", left.double(), right.double())
+    assert rounded.calls == 1 and torch.allclose(found.double(), expected, atol=1e-5, rtol=1e-5)
+    doubles = torch.bmm(left.double(), right.double())
+    assert (rounded.calls == 1 and torch.equal(doubles, expected)) or torch.allclose(doubles, expected, rtol=1e-12)
+
+
+def test_a_refused_product_of_batches_leaves_the_switch_as_it_was(batches: Any) -> None:
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    once(batches("onednn", precision="bf16"), lambda: None)
+    with pytest.raises(RuntimeError, match="size"):
+        torch.bmm(torch.randn(2, 3, 4), torch.randn(2, 5, 6))
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+
+
+@pytest.mark.parametrize(("seconds", "taken"), [((2.0, 1.0), 1), ((1.0, 0.99), 0)])
+def test_auto_rounds_batches_only_where_that_is_faster(
+    batches: Any, rounded: Counting, monkeypatch: pytest.MonkeyPatch, seconds: Any, taken: int
+) -> None:
+    monkeypatch.setattr(BatchedProducts, "seconds", lambda self, key: seconds)
+    own, phases = batches("auto", precision="bf16"), list[str]()
+
+    def step() -> StepOutcome:
+        return StepOutcome(torch.bmm(torch.randn(2, 3, 4), torch.randn(2, 4, 5)).sum(), 0.0)
+
+    stepped = own.around(step, lambda name: phases.append(name) or nullcontext())
+    stepped()
+    assert rounded.calls == 0, "the first step is torch's own"
+    stepped()
+    assert (rounded.calls, phases) == (taken, ["batched_matmul"])
+    assert own.told["library"] == ("oneDNN, operands rounded to bf16" if taken else matmul.blas()) and "take" in own.told["why"]
+
+
+def test_both_ways_of_a_product_of_batches_are_timed(batches: Any, rounded: Counting) -> None:
+    state = torch.get_rng_state()
+    own, other = batches("auto", precision="bf16").seconds(((2, 16, 8), (2, 8, 16)))
+    assert own > 0 < other and rounded.calls and torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(("precision", "emulates", "kinds"), [("bf16", (), 3), ("bf16", ("bf16",), 2), ("fp32", (), 2), ("fp16", (), 2)])
+def test_batches_are_rounded_only_in_bf16_by_units_for_it(
+    make_point: MakePoint, monkeypatch: pytest.MonkeyPatch, precision: str, emulates: tuple[str, ...], kinds: int
+) -> None:
+    monkeypatch.setattr(matmul.host, "cpu", lambda: SimpleNamespace(emulates=emulates))
+    found = replacements(make_point(precision=precision), Ranks())
+    assert len(found) == kinds and [one.name for one in found][::2][:1] == ["matmul"]

@@ -1,8 +1,10 @@
 """Who computes the fp32 matrix products on CPUs.
 
 torch takes them from its BLAS (MKL on x86), and from oneDNN only convolutions and formats of 16 bits; on some CPUs oneDNN multiplies more
-than twice as fast, and long products faster still in parts of the inner dimension, whose results are added. Products of batches (`bmm`)
-and those inside attention stay as they are.
+than twice as fast, and long products faster still in parts of the inner dimension, whose results are added.
+
+Products of batches of matrices (`bmm`) stay as they are, but for points in bf16: where scores are dropped out torch computes attention in
+fp32, from operands that were cast to bf16 before, at a third of the rate of the CPU's bf16 units.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ import torch
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.base.format import human
 from caraml.engine.ranks import Ranks
-from caraml.engine.replacement import WORTH, Replacement, Seconds, times_of
+from caraml.engine.replacement import WORTH, Masks, Replacement, Seconds, times_of
 from caraml.suite.model import Point
+from caraml.system import host
 from caraml.system.kernels import blas
 
 Key = tuple[Any, ...]
@@ -61,7 +64,7 @@ class Products(Replacement):
         """Nothing to choose without oneDNN, or where nothing is multiplied."""
         if not _has_onednn():
             return "this build of torch has none of oneDNN's linear layers"
-        return super().settled() or ("mode data multiplies nothing" if self._point.mode == "data" else None)
+        return super().settled() or _nothing_in(self._point)
 
     def able(self, key: Key) -> bool:
         """Whether these are matrices that fit and have more than one row and column: vectors are not worth a library's preparations."""
@@ -88,6 +91,61 @@ class Products(Replacement):
             self.install(lambda key: chosen.get(key, 0))
         took = blas() if not chosen else "oneDNN" if len(chosen) == len(times) else f"oneDNN and {blas()}"
         self.told |= {"library": took, "why": why, "products": _in_words(times, calls, chosen)}
+
+
+class BatchedProducts(Replacement):
+    """Who computes the products of batches of fp32 matrices of a process whose point is in bf16; a call's key is both shapes.
+
+    oneDNN rounds the operands to bf16 and adds up in fp32, as torch's own kernels of attention in bf16 do.
+    """
+
+    knob, other, name = "matmul", "onednn", "batched_matmul"
+    work, few = "products of batches", "multiplied no batches of fp32 matrices"
+
+    def __init__(self, point: Point, ranks: Ranks) -> None:
+        super().__init__(point, ranks, own=blas(), other="oneDNN, operands rounded to bf16")
+
+    def settled(self) -> str | None:
+        """Nothing to choose where nothing is multiplied."""
+        return super().settled() or _nothing_in(self._point)
+
+    def seconds(self, key: Key) -> Seconds:
+        """Of operands in one piece each, by the BLAS and by oneDNN."""
+        left, right = (torch.randn(shape, generator=torch.Generator()) for shape in key)
+        return times_of(lambda: torch.bmm(left, right), lambda: _rounded(torch.bmm, left, right))
+
+    def kernels(self, takes: Callable[[Key], int]) -> dict[str, Callable[..., torch.Tensor]]:
+        """Of fp32 matrices."""
+        own: Any = torch.library.get_kernel("aten::bmm", "CPU")
+
+        def product(keys: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            if a.dtype is b.dtype is torch.float32 and takes((tuple(a.shape), tuple(b.shape))):
+                return _rounded(own.call_boxed, keys, a, b)
+            done: torch.Tensor = own.call_boxed(keys, a, b)
+            return done
+
+        return {"bmm": product}
+
+
+def _rounded(product: Callable[..., torch.Tensor], *operands: Any) -> torch.Tensor:
+    """A product by torch's kernel while that may round fp32 operands to bf16."""
+    switch: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before, switch.fp32_precision = switch.fp32_precision, "bf16"
+    try:
+        return product(*operands)
+    finally:
+        switch.fp32_precision = before
+
+
+def _nothing_in(point: Point) -> str | None:
+    """Why nothing is multiplied."""
+    return "mode data multiplies nothing" if point.mode == "data" else None
+
+
+def replacements(point: Point, ranks: Ranks) -> list[Replacement]:
+    """All that there are for this point on this CPU; those of bf16 only where it is not emulated."""
+    halves = point.precision == "bf16" and "bf16" not in host.cpu().emulates
+    return [Products(point, ranks), *([BatchedProducts(point, ranks)] if halves else []), Masks(point, ranks)]
 
 
 def choice(times: Mapping[Key, Seconds], calls: Mapping[Key, int]) -> tuple[dict[Key, int], str]:

@@ -51,12 +51,17 @@ class Replacement:
     """
 
     knob: str
-    """Its name in a point, in the record, and of the phase in which both kernels are timed."""
+    """Its name in a point, and where there is no ``name`` in the record, and of the phase in which both kernels are timed."""
+    name: str = ""
     other: str
     """The knob's value that asks for the other kernel."""
+    work: str
+    """What is computed, in words, and ``few`` of what the first step called none."""
+    few: str
 
     def __init__(self, point: Point, ranks: Ranks, own: str, other: str) -> None:
         """``own`` and ``other`` are torch's kernel and ours in words."""
+        self.name = self.name or self.knob
         self._point, self._ranks, self._words = point, ranks, other
         self._asked: str = getattr(point.knobs, self.knob)
         self._library: torch.library.Library | None = None
@@ -75,9 +80,26 @@ class Replacement:
         """Why `auto` is torch's kernel without a look at the clock, or ``None``."""
         return "deterministic: a choice by time may differ between runs" if self._point.deterministic else None
 
-    def choose(self) -> None:
-        """Time what was called both ways, and install the other kernel where it is faster. Collective: all ranks choose alike."""
+    def seconds(self, key: Any) -> Seconds:
+        """Seconds of one call of this key by torch's kernel and by the other."""
         raise NotImplementedError
+
+    def choose(self) -> None:
+        """Time what was called both ways, and install the other kernel where it is faster. Collective: all ranks choose alike.
+
+        Here one way for all, by the sum of their times on all ranks.
+        """
+        mine = [0.0, 0.0]
+        for key, calls in self._calls.items():
+            mine = [total + calls * seconds for total, seconds in zip(mine, self.seconds(key), strict=True)]
+        own, other = (sum(times) for times in zip(*self._ranks.gather(mine), strict=True))
+        if not own:
+            self.told["why"] = f"the first step {self.few}"
+            return
+        self.told["why"] = f"{self.work} of a step, of all ranks, take {human(own, 's')} by torch and {human(other, 's')} by {self._words}"
+        if other < WORTH * own:
+            self.install(self.able)
+            self.told["library"] = self._words
 
     def around(self, step: Step, phase: Callable[[str], AbstractContextManager[None]]) -> Step:
         """The same step with its kernels as asked: `auto` notes what the first step calls, and then times both kernels in ``phase``."""
@@ -97,7 +119,7 @@ class Replacement:
             outcome = step()
             if todo:
                 timed = todo.pop()
-                with timed(self.knob) if self._calls else nullcontext():
+                with timed(self.name) if self._calls else nullcontext():
                     self.close()
                     self.choose()
             return outcome
@@ -140,6 +162,7 @@ class Masks(Replacement):
     """Who draws the masks of dropout in this process; a call's key is how many numbers a mask has."""
 
     knob, other = "dropout_masks", "words"
+    work, few = "the masks", f"drew no mask of {_FEWEST} numbers or more"
 
     def __init__(self, point: Point, ranks: Ranks) -> None:
         super().__init__(point, ranks, own="torch", other="CARAML")
@@ -150,20 +173,13 @@ class Masks(Replacement):
         """Nothing to choose where nothing is dropped."""
         return f"mode {self._point.mode} drops nothing" if self._point.mode in ("data", "inference") else super().settled()
 
-    def choose(self) -> None:
-        """One way for all masks, by the sum of their times on all ranks."""
-        mine = [0.0, 0.0]
-        for numbers, calls in self._calls.items():
-            both = mask_seconds(numbers)
-            mine = [total + calls * seconds for total, seconds in zip(mine, both, strict=True)]
-        own, other = (sum(times) for times in zip(*self._ranks.gather(mine), strict=True))
-        if not own:
-            self.told["why"] = f"the first step drew no mask of {_FEWEST} numbers or more"
-            return
-        self.told["why"] = f"the masks of a step, of all ranks, take {human(own, 's')} by torch and {human(other, 's')} by words"
-        if other < WORTH * own:
-            self.install(self.able)
-            self.told["library"] = self._words
+    def seconds(self, key: int) -> Seconds:
+        """Torch's generator is left as it was."""
+        mask, state = torch.empty(key), torch.get_rng_state()
+        try:
+            return times_of(lambda: mask.bernoulli_(0.9), lambda: by_words(mask, 0.9))
+        finally:
+            torch.set_rng_state(state)
 
     def kernels(self, takes: Callable[[int], int]) -> dict[str, Callable[..., torch.Tensor]]:
         """Only of contiguous masks that are large enough."""
@@ -189,12 +205,3 @@ def by_words(mask: torch.Tensor, p: float, generator: torch.Generator | None = N
         # Of 2**16 equally likely whole numbers from -2**15 on this many are smaller, or one more: on average exactly the share p.
         torch.lt(numbers[: len(part)], math.floor(p * 2**16 + last) - 2**15, out=part)
     return mask
-
-
-def mask_seconds(numbers: int) -> Seconds:
-    """Seconds of one mask by torch and by words; torch's generator is left as it was."""
-    mask, state = torch.empty(numbers), torch.get_rng_state()
-    try:
-        return times_of(lambda: mask.bernoulli_(0.9), lambda: by_words(mask, 0.9))
-    finally:
-        torch.set_rng_state(state)

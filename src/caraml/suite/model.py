@@ -119,7 +119,9 @@ class Knobs(FrozenModel):
         False, description="GPT in bf16 or fp16: hidden states between the layers in that format, too: less to move, less exact"
     )
     matmul: Matmul = Field(
-        "auto", description="CPUs: library of fp32 matrix products, torch's BLAS or oneDNN; `auto`: the faster by the point's own products"
+        "auto",
+        description="CPUs: library of fp32 matrix products, torch's BLAS or oneDNN, of those in batches only in bf16, which rounds them to "
+        "it; `auto`: the faster by the point's own products",
     )
     dropout_masks: DropoutMasks = Field(
         "auto",

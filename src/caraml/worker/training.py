@@ -28,7 +28,7 @@ from caraml.engine.afterwards import Tracer, quality, save_model, validate, vali
 from caraml.engine.device import CpuDevice, Device, open_device, sensors_of
 from caraml.engine.instruments import Instruments, quiet_baseline
 from caraml.engine.loop import EpochLoop, Hooks, MeasuringLoop, Progress
-from caraml.engine.matmul import Products
+from caraml.engine.matmul import replacements
 from caraml.engine.precision import (
     ARITHMETIC,
     attention_kernel,
@@ -40,7 +40,7 @@ from caraml.engine.precision import (
     set_matmul_precision,
 )
 from caraml.engine.ranks import Ranks
-from caraml.engine.replacement import Masks, Replacement
+from caraml.engine.replacement import Replacement
 from caraml.engine.step import Watch, make_step
 from caraml.engine.steps import RankSummary, Step, full
 from caraml.engine.watchdog import Watchdog
@@ -101,8 +101,8 @@ class Worker:
         with ExitStack() as opened:
             opened.callback(self._close, task)
             if device.torch_device.type == "cpu" and self._own_device is None:
-                self._replacements = [Products(self.point, ranks), Masks(self.point, ranks)]
-                self._known.chosen |= {one.knob: one.told for one in self._replacements}
+                self._replacements = replacements(self.point, ranks)
+                self._known.chosen |= {one.name: one.told for one in self._replacements}
                 for one in self._replacements:
                     opened.callback(one.close)
             with Watchdog(ranks, self._give_up) as watchdog:
