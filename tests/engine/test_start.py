@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from caraml.base.files import write_file
+from caraml.engine import start as starter
 
 TELL = """
 import json, os, pathlib, sys
@@ -101,3 +105,24 @@ def test_who_is_told_to_end_ends_its_ranks(tmp_path: Path, number: signal.Signal
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("fault", ["absent", "full"])
+def test_ranks_meet_elsewhere_where_the_memory_s_folder_is_full(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every user of the machine may fill it."""
+    memory, temporary = tmp_path / "shm", tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(starter, "_MEMORY", memory)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    if fault == "full":
+        memory.mkdir()
+
+        def write(path: Path, *content: Any, **more: Any) -> None:
+            if path.is_relative_to(memory):
+                raise OSError(errno.ENOSPC, "No space left on device", str(path.parent))
+            write_file(path, *content, **more)
+
+        monkeypatch.setattr(starter, "write_file", write)
+    folder = starter.own_folder()
+    assert folder.parent == temporary and folder.stat().st_mode & 0o777 == 0o700 and (folder / starter.SECRET).stat().st_size == 32
+    assert fault == "absent" or not list(memory.iterdir()), "nothing is left there"

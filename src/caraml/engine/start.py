@@ -33,6 +33,7 @@ SECRET = "secret"  # noqa: S105 -- the name of a file
 """File in it: what only processes of the point can read."""
 PEER = "CARAML_PEER"
 """Environment variable, on several nodes: name of one that is not the first, on the network of the job."""
+_MEMORY = Path("/dev/shm")  # noqa: S108 -- for folders with random names, made exclusively and for their user only
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 _PATIENCE = 5.0
 """Seconds between asking processes to end and ending them."""
@@ -102,9 +103,19 @@ class Starter:
 
 def own_folder() -> Path:
     """A new folder of this user's, on this machine: a network's file system may not have the locks that meeting needs."""
-    memory = Path("/dev/shm")  # noqa: S108 -- a folder with a random name, made exclusively and for its user only
-    folder = new_folder_beside((memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())) / "caraml", mode=0o700)
-    write_file(folder / SECRET, secrets.token_bytes(32), mode=0o600, sync="none")
+    try:
+        return _folder_below(_MEMORY)
+    except OSError:  # there is none, or it is full: everybody may fill it
+        return _folder_below(Path(tempfile.gettempdir()))
+
+
+def _folder_below(place: Path) -> Path:
+    folder = new_folder_beside(place / "caraml", mode=0o700)
+    try:
+        write_file(folder / SECRET, secrets.token_bytes(32), mode=0o600, sync="none")
+    except OSError:
+        folder.rmdir()
+        raise
     return folder
 
 
