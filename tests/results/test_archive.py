@@ -275,6 +275,12 @@ def test_damaged_and_false_archives_are_refused(archive: Path, tmp_path: Path, c
     assert not list((tmp_path / "new").glob("points/*/*/record.json"))
 
 
+def test_a_wrong_record_is_told_of_the_archive_and_not_of_where_it_was_unpacked(archive: Path, tmp_path: Path) -> None:
+    made = rebuilt(archive, changed_record(facts=3))
+    with pytest.raises(InputError, match=rf"^{made}: record\.json of \S+: not a CARAML record: facts: [^/\n]*$"):
+        unpack(made, tmp_path / "new")
+
+
 def changed_record(**changes: object) -> Change:
     """The newest record with other values, under a sound hash."""
 

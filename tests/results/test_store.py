@@ -123,14 +123,17 @@ def test_tables_without_duckdb_are_csv(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_record_never_holds_nan() -> None:
     with pytest.raises(ValueError, match="finite"):
         Metric(value=float("nan"), unit="s")
+    with pytest.raises(ValueError, match="greater than or equal to 0"):
+        Metric(value=1.0, unit="s", bound=-1.0)
 
 
 def test_bad_records_are_named(tmp_path: Path, make_point: MakePoint) -> None:
     path = tmp_path / RECORD
     for content in ("", "[]", "{}", "{", '{"schema_version": "x"}'):
         path.write_text(content)
-        with pytest.raises(InputError, match=r"record\.json"):
+        with pytest.raises(InputError, match=r"record\.json") as caught:
             read_record(path)
+        assert caught.value.hint == f"move {tmp_path} away: without it, its point is measured anew"
     path.write_text(json.dumps({"schema_version": 99}))
     with pytest.raises(InputError, match="schema version 99"):
         read_record(path)
@@ -145,6 +148,9 @@ def test_a_suite_lists_its_points_in_order(tmp_path: Path, make_point: MakePoint
     assert [record.point.global_batch for record in store.records("s")] == [16, 4]
     with pytest.raises(InputError, match="caraml run other"):
         store.records("other")
+    (tmp_path / "suites" / "t.json").symlink_to("gone.json")
+    with pytest.raises(InputError, match=r"t\.json: not a list of a suite's points: .*\n  next step: run the suite again"):
+        store.records("t")
 
 
 def test_a_killed_worker_becomes_a_failed_record(tmp_path: Path, make_point: MakePoint) -> None:

@@ -661,3 +661,62 @@ def test_a_fault_of_the_file_beside_that_of_a_setting_has_its_line() -> None:
     assert file.document.fault(("benchmark", 0, "global_batch"), "x", "y").startswith(
         "s.toml with --set seed=4:6: benchmark[0].global_batch"
     )
+
+
+@pytest.mark.parametrize("value", ["1e300", "-1e300", "1e-300"])
+@pytest.mark.parametrize("key", ["params.s", "measure.timeout_seconds"])
+def test_a_number_that_no_record_could_hold_is_refused_before_anything_runs(key: str, value: str) -> None:
+    """CARAML ran the points, and then refused to read every result of the folder."""
+    text = 'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "n"\nworkload = "command"\nparams.argv = ["sleep", "{s}"]\nparams.s = 1\n'
+    words = f"found {float(value)}, expected 0 or a size between 1e-100 and 1e+100"
+    with pytest.raises(InputError, match=rf"^s\.toml:8: benchmark\[0\]\.{re.escape(key)}: {re.escape(words)}$"):
+        suite_of(parse_toml((text if key != "params.s" else text.replace("params.s = 1", "")) + f"{key} = {value}\n", "s.toml"))
+    with pytest.raises(InputError, match=rf"^--set {re.escape(f'{key}={value}')}: {re.escape(words)}; concerns n$"):
+        with_settings(suite_of(parse_toml(text, "s.toml")), [f"{key}={value}"], real_params_of)
+
+
+def test_a_policy_says_no_time_that_clocks_do_not_have() -> None:
+    with pytest.raises(InputError, match=r"timeout_seconds: found 1e\+99, expected less than or equal to 1000000000$"):
+        plan(HEAD + "global_batch = 1\nmeasure.timeout_seconds = 1e99\n")
+
+
+def test_a_setting_of_several_lines_sets_one_key() -> None:
+    file = load_suite("quick")
+    with pytest.raises(InputError, match=r"found 2 keys, expected one key=value\n  next step: an option --set for each$"):
+        with_settings(file, ["global_batch=8\nseed=3"], real_params_of)
+    assert with_settings(file, ["global_batch=[8,\n16]"], real_params_of).suite.benchmark[0].global_batch == [8, 16]
+
+
+def test_a_wrong_parameter_of_a_program_is_one_fault_with_the_key_that_was_meant() -> None:
+    program = '[[benchmark]]\nname = "n"\nworkload = "command"\n'
+    text = f'name = "s"\ntitle = "S"\n{program}params = {{ argv = ["sleep", 1], METRICS = {{ x = {{ key = "a", unit = "1" }} }} }}\n'
+    with pytest.raises(InputError) as caught:
+        expand(suite_of(parse_toml(text, "s.toml")), machine(), real_params_of)
+    assert str(caught.value).split("\n  ")[1:] == [
+        "s.toml:6: benchmark[0].params.argv[1]: found 1, expected a string in quotes",
+        "s.toml:6: benchmark[0].params.METRICS: found a table with x, expected true or false or an integer or a number or a string in "
+        "quotes (did you mean 'metrics'?)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        ("precision == 'bf61'", "precision is never 'bf61'; did you mean 'bf16'"),
+        ("world == '1'", "world is never '1'; numbers, True and False stand without quotes"),
+        ("sp != 'true'", "sp is never 'true'; numbers, True and False stand without quotes"),
+        ("sp == true", "unknown name 'true'; write True"),
+        ("world >= 1 or nosuch", "unknown name 'nosuch'"),
+    ],
+)
+def test_a_condition_on_a_program_that_never_holds_is_refused(condition: str, words: str) -> None:
+    """It left points out, or kept them all, and nobody heard why."""
+    text = 'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "n"\nworkload = "command"\nparams = { argv = ["{s}"], s = ["a", "b"] }\n'
+    file = suite_of(parse_toml(f'{text}where = ["{condition}"]\n', "s.toml"))
+    with pytest.raises(InputError, match=re.escape(words)):
+        expand(file, machine(), real_params_of)
+    file = suite_of(parse_toml(f"{text}where = [\"s == 'a'\"]\n", "s.toml"))
+    found = expand(file, machine(), real_params_of)
+    assert [one.point.params["s"] for one in found.points] == ["a"]
+    with pytest.raises(InputError, match=re.escape(words.partition("; ")[0])):
+        SuitePart((), (condition,)).keys(file, found, machine(), real_params_of)

@@ -163,3 +163,9 @@ def test_a_broken_file_is_named_and_local_needs_none(config: Path) -> None:
     assert load_system("local").name == "local"
     with pytest.raises(InputError, match=r"m.toml:1: not valid TOML"):
         load_system("jedi")
+
+
+def test_a_wrong_kind_of_missing_is_told_of_a_file_that_builds_on_another(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text('extends = "A100"\nname = "mine"\nmissing = ["nodes"]\n')
+    with pytest.raises(InputError, match=r'missing: found \["nodes"\], expected a table$'):
+        described(str(tmp_path / "s.toml"))

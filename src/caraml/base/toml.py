@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from caraml.base.errors import InputError, nearest
-from caraml.base.limits import DEPTH, FAULTS, KEY, TOML, VALUES, read_text, too_large
+from caraml.base.limits import DEPTH, FAULTS, KEY, LARGEST, TOML, VALUES, is_measurable, read_text, too_large
 from caraml.base.toml_lines import Location, key_lines
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -97,6 +97,10 @@ class TomlDocument:
         Raises:
             InputError: the document breaks the model; the message lists every fault.
         """
+        floats = [(location, value) for location, value in _values(self.data) if isinstance(value, float) and math.isfinite(value)]
+        expected = f"0 or a size between {1 / LARGEST:g} and {LARGEST:g}"  # what records with it could be read again
+        if faults := [self.fault(location, value, expected) for location, value in floats if not is_measurable(value)]:
+            self.refuse(faults)
         try:
             return model.model_validate_json(json.dumps(self.data, default=_plain), strict=True)
         except ValidationError as error:
@@ -210,7 +214,7 @@ def parse_toml(text: str, name: str) -> TomlDocument:
         raise InputError(f"{name}: not valid TOML: {error}") from None
     _check_shape(data, name)
     document = TomlDocument(name=name, data=data, lines=key_lines(text), text=text)
-    places = (location for location, value in _values(data) if isinstance(value, int) and abs(value) >= 1 << 63)
+    places = (location for location, value in _values(data) if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63)
     if faults := [document.told(location, "found an integer of more than 64 bits, which TOML does not have") for location in places]:
         document.refuse(faults)
     return document
@@ -309,6 +313,8 @@ def expected_of(error: Any) -> tuple[str, str | None]:
     if kind in ("too_short", "too_long"):
         count = context.get("min_length", context.get("max_length"))
         return f"at {'least' if kind == 'too_short' else 'most'} {count} entr{'y' if count == 1 else 'ies'}", None
+    if kind == "string_too_short":
+        return "text that is not empty", None
     if kind == "string_pattern_mismatch":
         return f"text of the form {context['pattern']}", None
     if kind == "list_type" and error["loc"] == ("benchmark",):

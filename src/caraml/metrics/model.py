@@ -39,6 +39,7 @@ class Metric(FiniteModel):
     high: float | None = Field(None, description="upper end")
     bound: float | None = Field(
         None,
+        ge=0,
         description="the number may be off by at most this besides, because its sensor is, or as it is printed with few digits: no chance, "
         "so no repeats make it smaller",
     )

@@ -339,7 +339,10 @@ def _rename(sources: Mapping[Path, Path]) -> None:
 def _record(scratch: Path, path: Path, folder: str) -> Record:
     if not (scratch / RECORD).exists():
         raise InputError(f"{path}: an attempt of {folder} has no {RECORD}")
-    record = read_record(scratch / RECORD)
+    try:
+        record = read_record(scratch / RECORD)
+    except InputError as error:
+        raise InputError(f"{path}: {RECORD} of {folder}: {str(error.args[0]).removeprefix(f'{scratch / RECORD}: ')}") from error
     if f"{record.point.workload}-{record.key}" != folder:
         raise InputError(f"{path}: the record in {folder} is one of {record.point.workload}-{record.key}")
     if not (scratch / POINT).exists():

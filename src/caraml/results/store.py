@@ -121,7 +121,7 @@ def read_listing(path: Path) -> Listing:
     """Read a listing. Raises ``InputError`` for anything else."""
     try:
         listing = Listing.model_validate_json(read_json(path, LISTING))
-    except (ValidationError, ValueError, RecursionError) as error:
+    except (ValidationError, ValueError, RecursionError, FileNotFoundError) as error:  # a link to nothing is listed, too
         raise InputError(f"{path}: not a list of a suite's points: {in_a_line(error)}", _AGAIN) from error
     if not all(key.isalnum() for key, _ in listing.points):
         raise InputError(f"{path}: not a list of keys", _AGAIN)
@@ -407,4 +407,5 @@ def _parsed(text: bytes, path: Path | str) -> Record:
         _refuse_long_names(record, path)
         return record
     except (ValidationError, ValueError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path}: not a CARAML record: {in_a_line(error)}") from error
+        hint = f"move {Path(path).parent} away: without it, its point is measured anew" if Path(path).name == RECORD else None
+        raise InputError(f"{path}: not a CARAML record: {in_a_line(error)}", hint) from error

@@ -15,9 +15,9 @@ from pydantic import BaseModel, ValidationError
 from caraml.base.errors import InputError, nearest
 from caraml.base.toml import TomlDocument
 from caraml.suite.expand import DEFAULTS, NOT_IN_LABELS, Plan
-from caraml.suite.expression import Condition, condition_names, known_texts
+from caraml.suite.expression import NAMES, Condition, condition_names, known_texts
 from caraml.suite.load import Benchmark, Suite, SuiteFile
-from caraml.suite.model import OF_EPOCHS, Point, Policy
+from caraml.suite.model import OF_EPOCHS, Knobs, Placement, Point, Policy
 from caraml.suite.placement import Machine
 
 _NOT_VALUES = {"name", "workload", "on", "needs"}
@@ -89,9 +89,12 @@ def _parsed(setting: str) -> tuple[str, Any]:
         found = "--set params.env: variables may hold secrets, and every user of a machine sees its command lines"
         raise InputError(found, 'write them into the suite: env = { NAME = "$NAME" } takes one that is exported')
     try:
-        return key, tomllib.loads(f"value = {text}")["value"]
+        values = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return key, text
+    if len(values) > 1:  # more lines, each a key of its own
+        raise InputError(f"--set {setting}: found {len(values)} keys, expected one key=value", "an option --set for each")
+    return key, values["value"]
 
 
 def _known(models: Sequence[type[BaseModel]], tables: Sequence[dict[str, Any]]) -> list[str]:
@@ -157,7 +160,9 @@ class SuitePart:
         models = {one.point.workload: params_of(one.point.workload) for one in plan.points}
         own = {name for one in plan.points for name in one.point.params.keys() - models[one.point.workload].model_fields}
         texts = known_texts(models.values(), own) if conditions else {}
+        known = {"repeat", *NAMES, *Placement.model_fields, *Knobs.model_fields, *own}
         for condition in conditions:
+            condition.know(known.union(*(model.model_fields for model in models.values())))
             condition.see_texts(texts)
         found = frozenset(
             one.key

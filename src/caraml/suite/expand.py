@@ -12,7 +12,7 @@ from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from caraml.base.errors import InputError, UnknownNameError
+from caraml.base.errors import InputError, UnknownNameError, nearest
 from caraml.base.limits import COUNT, POINTS
 from caraml.base.toml import Fault
 from caraml.base.toml_lines import Location
@@ -197,9 +197,10 @@ class _Expansion:
         for index, text in enumerate(self.benchmark.where):
             try:
                 condition = Condition(text)
-                if model is not None and self.benchmark.workload != "command":  # a program has parameters of its own
-                    condition.know({*NAMES, *Placement.model_fields, *Knobs.model_fields, *model.model_fields})
-                    condition.see_texts(known_texts([model]))
+                if model is not None:
+                    own = (self.benchmark.asked(self._machine.device_class)["params"] or {}).keys() - model.model_fields  # a program's
+                    condition.know({*NAMES, *Placement.model_fields, *Knobs.model_fields, *model.model_fields, *own})
+                    condition.see_texts(known_texts([model], own))
                 conditions.append(condition)
             except InputError as error:
                 self._fault(("where", index), text, self._readable(error))
@@ -276,11 +277,20 @@ class _Expansion:
                 return model.model_validate(given, context=context)
         except ValidationError as error:
             faults = error.errors(include_url=False)
+        whole = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+        merged: dict[Location, Fault] = {}
         for fault in faults:
-            name, told = ".".join(str(part) for part in fault["loc"]), Fault.of(fault, model, given)
+            told = Fault.of(fault, model, whole)
+            known = merged.get(told.location)
+            merged[told.location] = known.or_else(told) if known else told
+        for location, told in merged.items():
+            name, inner = str(location[0]) if location else "", location[1:]
+            if inner and isinstance(self._asked.get(f"params.{name}"), list):
+                inner = ()  # the place in one of the swept values is none in the file
             # of an unknown key, all that is swept: none of it has a place
-            found = self._asked.get(f"params.{name}", told.found) if told.kind == "extra_forbidden" else told.found
-            self._fault(self._where_stands(f"params.{name}" if name else "params"), found, told.expected, told.guess)
+            found = self._asked.get(f"params.{name}", told.found) if told.kind == "extra_forbidden" and len(location) == 1 else told.found
+            guess = told.guess or (nearest(name, model.model_fields) if name and name not in model.model_fields else None)
+            self._fault((*self._where_stands(f"params.{name}" if name else "params"), *inner), found, told.expected, guess)
         return None
 
     def _point(self, values: dict[str, Any], params: BaseModel, plain: dict[str, Any]) -> Point:

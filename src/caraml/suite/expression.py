@@ -64,7 +64,8 @@ def _defaults(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def known_texts(models: Iterable[type[BaseModel]], own: Iterable[str] = ()) -> dict[str, frozenset[str]]:
-    """The texts that a condition can find under each name that has only some, as ``mode``; ``own``: parameters of programs, of any text."""
+    """The texts that a condition can find under each name that has only some, as ``mode``, or none, as ``nodes``; ``own``: parameters of
+    programs, of any text."""
     found: dict[str, frozenset[str] | None] = {}
     for model in (*models, Placement, Knobs):
         for name, texts in _texts_of_fields(model).items():
@@ -72,7 +73,8 @@ def known_texts(models: Iterable[type[BaseModel]], own: Iterable[str] = ()) -> d
             found[name] = None if before is None or texts is None else before | texts
     found |= dict.fromkeys(own)
     found |= {name: _texts_of_fields(Point)[name] for name in ("mode", "precision", "compile", "device_class")}
-    return {name: texts for name, texts in found.items() if texts}
+    found |= dict.fromkeys(set(NAMES).difference(found), frozenset())  # the others of a point are numbers
+    return {name: texts for name, texts in found.items() if texts is not None}
 
 
 @cache
@@ -129,10 +131,11 @@ class Condition:
                     continue  # a part of a text
                 names = [one.id for one in pair if isinstance(one, ast.Name) and one.id in known]
                 parts = [part for one in pair for part in (one.elts if isinstance(one, ast.List | ast.Tuple) else [one])]
-                texts = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
-                for name, text in ((name, text) for name in names for text in texts if text not in known[name]):
-                    guess = nearest(text, sorted(known[name]))
-                    hint = f"did you mean {guess!r}?" if guess else f"it is one of {', '.join(sorted(known[name]))}"
+                found = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+                for name, text in ((name, text) for name in names for text in found if text not in known[name]):
+                    guess, texts = nearest(text, sorted(known[name])), ", ".join(sorted(known[name]))
+                    no_text = "numbers, True and False stand without quotes"
+                    hint = f"did you mean {guess!r}?" if guess else f"it is one of {texts}" if texts else no_text
                     raise InputError(f"condition {self.text!r}: {name} is never {text!r}", hint)
 
     def holds(self, values: Mapping[str, Any]) -> bool:
@@ -178,6 +181,8 @@ class Condition:
             guess = _MEANT.get(name.lower().replace("_", "")) or nearest(name, values)
             if name in ("benchmark", "workload"):
                 raise InputError(f"condition {self.text!r}: unknown name {name!r}", "--only chooses benchmarks, by their names")
+            if name in ("true", "false"):  # as TOML spells them
+                raise InputError(f"condition {self.text!r}: unknown name {name!r}", f"write {name.capitalize()}")
             hint = f"did you mean {guess!r}?" if guess else f"text stands in quotes; known names: {', '.join(sorted(values))}"
             raise InputError(f"condition {self.text!r}: unknown name {name!r}", hint)
         return values[name]

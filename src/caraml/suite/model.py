@@ -201,6 +201,8 @@ COMMAND_KEYS = ("argv", "env", "cwd", "item", "items", "metrics", "marks", "ener
 """Parameters of the workload `command` that are not the program's own."""
 
 Seed = Annotated[int, Field(ge=-COUNT, le=COUNT)]
+LONGEST = 1e9
+"""Seconds, 31 years, that a policy may say: clocks and schedulers take no more."""
 OF_EPOCHS = ("epochs", "count_epoch", "until_accuracy", "until_loss")
 """Keys of `measure` that the keys of points do without where they are not used."""
 
@@ -209,16 +211,18 @@ class Policy(FrozenModel, allow_inf_nan=False):
     """When a measurement starts and stops. Times in seconds."""
 
     target: float = Field(0.01, gt=0, lt=1, description="stop when the 95 % interval's relative half-width is below this")
-    min_seconds: float = Field(5.0, ge=0, description="shortest window")
-    max_seconds: float = Field(60.0, gt=0, description="longest window; a wider interval is then flagged `imprecise`")
+    min_seconds: float = Field(5.0, ge=0, le=LONGEST, description="shortest window")
+    max_seconds: float = Field(60.0, gt=0, le=LONGEST, description="longest window; a wider interval is then flagged `imprecise`")
     min_steps: int = Field(10, ge=4, description="fewest steps in the window")
     max_steps: int | None = Field(None, ge=4, description="most steps in the window")
     warm_up_steps: int = Field(3, ge=3, description="fewest steps before the window, the first step not counted")
-    warm_up_max_seconds: float = Field(60.0, gt=0, description="longest warm-up; a series still moving is then flagged `not_steady`")
-    idle_seconds: float = Field(
-        2.0, ge=0, description="length of the idle power baseline before the work, and after it; none without a sensor"
+    warm_up_max_seconds: float = Field(
+        60.0, gt=0, le=LONGEST, description="longest warm-up; a series still moving is then flagged `not_steady`"
     )
-    timeout_seconds: float = Field(1800.0, gt=0, description="wall time after which the point is stopped with status `timeout`")
+    idle_seconds: float = Field(
+        2.0, ge=0, le=LONGEST, description="length of the idle power baseline before the work, and after it; none without a sensor"
+    )
+    timeout_seconds: float = Field(1800.0, gt=0, le=LONGEST, description="wall time after which the point is stopped with status `timeout`")
     epochs: int | None = Field(None, ge=1, description="train exactly so many epochs; the window is one of them instead of a span of time")
     count_epoch: int | None = Field(None, ge=1, description="the epoch that counts, from 1; the last but one if absent")
     until_accuracy: float | None = Field(None, gt=0, le=1, description="train until the held-out accuracy is this, for at most `epochs`")

@@ -196,9 +196,9 @@ def _laid_over(base: Table, over: Table) -> Table:
         result["devices"] = _devices(base.get("devices"), over["devices"])
     if result.get("name") != base.get("name") and "aliases" not in over:
         result.pop("aliases", None)
-    given = _paths(over)
+    given, missing = _paths(over), over.get("missing", {})
     kept = {key: why for key, why in base.get("missing", {}).items() if key not in given}
-    result["missing"] = kept | over.get("missing", {})
+    result["missing"] = kept | missing if isinstance(missing, dict) else missing  # the model says what is wrong
     return result
 
 

@@ -91,7 +91,7 @@ class Params(BaseModel):
     argv: list[str] = Field(min_length=1, description="program and arguments, each a template")
     env: dict[str, str] = Field({}, description="environment variables, each a template")
     cwd: str = Field("{suite_folder}", description="where the program starts, a template")
-    item: str = Field("run", description="what is counted")
+    item: str = Field("run", min_length=1, description="what is counted")
     items: int | str = Field(
         1, description="how many of them the window does: a whole number, or a template that gives one, or a metric's name"
     )

@@ -107,7 +107,7 @@ class Params(FrozenModel):
         """One split has one spelling: it is part of the point's key."""
         split = re.sub(r"\s", "", str(value))
         if not re.fullmatch(r"\d+(\.\d+)?(,\d+(\.\d+)?){0,2}", split):
-            raise ValueError(f"found {value!r}, expected one to three shares such as 969,30,1")
+            raise ValueError("expected one to three shares such as 969,30,1")
         return split
 
     @model_validator(mode="after")
