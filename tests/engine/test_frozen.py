@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from caraml.engine.precision import freeze
 from caraml.engine.step import make_step
@@ -21,7 +22,8 @@ CPU = torch.device("cpu")
 GPT = {"preset": "4M", "width": 32, "layers": 2, "heads": 2, "sequence_length": 16, "vocab_size": 128, "data": "synthetic-device"}
 BERT = {"preset": "tiny", "tokens": 16, "data": "synthetic-device"}
 RESNET = {"model": "resnet10t", "image_size": 32, "classes": 4, "data": "synthetic-device"}
-CASES = [("gpt", GPT), ("question_answering", BERT), ("image_classification", RESNET)]
+ATMOSPHERE = {"preset": "tiny", "data": "synthetic-device"}
+CASES = [("gpt", GPT), ("question_answering", BERT), ("image_classification", RESNET), ("atmorep", ATMOSPHERE)]
 
 
 def predictions(workload: str, params: dict[str, Any], precision: Precision, frozen: bool, make_point: MakePoint) -> list[torch.Tensor]:
@@ -34,7 +36,7 @@ def predictions(workload: str, params: dict[str, Any], precision: Precision, fro
     for _ in range(3):
         train()
     predict = task.predict or task.loss
-    task.predict = lambda net, batch: found.append(predict(net, batch).clone())
+    task.predict = lambda net, batch: found.extend(leaf.clone() for leaf in tree_leaves(predict(net, batch)))
     step = make_step(task, point.model_copy(update={"mode": "inference"}), CPU)
     for _ in range(3):
         step()

@@ -246,7 +246,7 @@ class FieldBranch(nn.Module):
         self.facts = nn.Linear(TOKEN_FACTS, _FACTS_WIDTH)
         self.encoder = nn.ModuleList(EncoderBlock(field.width, others, config) for _ in range(config.layers))
         self.decoder = nn.ModuleList(DecoderBlock(field.width, config) for _ in range(config.layers))
-        self.tails = nn.ModuleList(nn.Sequential(nn.LayerNorm(field.width), nn.Linear(field.width, field.values)) for _ in range(_TAILS))
+        self.tails = nn.ModuleList(nn.Sequential(nn.LayerNorm(field.width), _Tail(field.width, field.values)) for _ in range(_TAILS))
         self.register_buffer("places", harmonics(config.levels * math.prod(field.tokens), field.width), persistent=False)
 
     def embedded(self, tokens: torch.Tensor, facts: torch.Tensor) -> torch.Tensor:
@@ -311,6 +311,10 @@ class DecoderBlock(nn.Module):
         crossed = _attend(self.norm_q(_split(self.q_encoder(normed), self.heads)), self.norm_k(k), v, dropout)  # (B, N, D / 2)
         x = x + self.out(torch.cat([own, crossed], -1))
         return x + self.mlp(_norm(x))
+
+
+class _Tail(nn.Linear):
+    """Computes in fp32, also where autocast is on around the network: of derived layers, weights are not cast before an inference."""
 
 
 def _full_precision(device: torch.device) -> AbstractContextManager[object]:
