@@ -141,7 +141,7 @@ LINES = {
     "report": 4_929,
     "results": 3_186,
     "suite": 2_715,
-    "system": 3_503,
+    "system": 3_508,
     "verify": 1_063,
     "worker": 2_357,
     "workloads": 8_663,

@@ -25,9 +25,9 @@ from caraml import __version__
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.base.plugins import installed
 from caraml.system import families, host, nvml
-from caraml.system.families.family import amd_driver, amd_gpus
+from caraml.system.families.family import HIP, INTEGRATED, amd_driver, amd_gpus
 from caraml.system.files import APUS, CUDA, ROCM, ROOT, Masks, let_through, listing, read, read_int
-from caraml.system.model import Affinity, Cpu, DeviceModel, System, is_slice, with_sheet
+from caraml.system.model import Affinity, Cpu, DeviceKind, DeviceModel, System, is_slice, with_sheet
 from caraml.system.variables import has_account, shown
 
 _PACKAGES = ("torch", "torchvision", "numpy", "timm", "triton", "pydantic", "nvidia-ml-py", "transformers", "torchao", "megatron-core")
@@ -101,15 +101,15 @@ def _numbered(units: Sequence[DeviceModel]) -> Sequence[DeviceModel]:
     return [device for device in units if device is firsts[device.index]] if numbers else units
 
 
-def _nvidia_counts(root: Path) -> bool:
-    """Whether NVIDIA's driver may be asked: where it shows nothing, NVML may still."""
+def _counts(root: Path, kind: DeviceKind) -> bool:
+    """Whether NVIDIA's or AMD's devices may be what is measured: where NVIDIA's driver shows nothing, NVML may still."""
     family = families.measured(root)
-    return families.forced() in ("", "cuda") and (family is None or family.kind == "cuda" or not families.driven(family))
+    return families.forced() in ("", "cuda") and (family is None or family.kind == kind or not families.driven(family))
 
 
 def _gpus(root: Path, missing: dict[str, str]) -> tuple[list[DeviceModel], str | None]:
     """The GPUs in use and their driver's version: NVIDIA's, else AMD's, else those that only torch sees."""
-    with nvml.session() if _nvidia_counts(root) else nullcontext("not asked: other accelerators are measured") as nv:
+    with nvml.session() if _counts(root, "cuda") else nullcontext("not asked: other accelerators are measured") as nv:
         if isinstance(nv, str):
             missing["nvml"] = nv
         else:
@@ -118,7 +118,9 @@ def _gpus(root: Path, missing: dict[str, str]) -> tuple[list[DeviceModel], str |
             missing.update(nv.missing)
             if devices:
                 return _with_torch(devices, missing), driver
-    dies = amd_gpus(root).devices if families.forced() in ("", "cuda") else ()
+    # Graphics of a processor count where torch drives them.
+    drives, shown_dies = families.driven(HIP), amd_gpus(root).devices if _counts(root, "rocm") else ()
+    dies = [device for device in shown_dies if drives or device.model not in INTEGRATED]
     amd = _in_torch_s_order(dies) or _visible(dies, ROCM)
     if amd:
         missing["devices.compute_capability"] = "not shown by the amdgpu driver"
@@ -179,7 +181,8 @@ def _with_torch(devices: list[DeviceModel], missing: dict[str, str]) -> list[Dev
     completed = []
     for device, other in zip(devices, told, strict=True):
         same = by_uuid.get(_plain(device.uuid), other)
-        model = same.model if device.model.startswith("unknown") and not is_slice(device.model) else device.model
+        unnamed = device.model.startswith("unknown") or device.model in INTEGRATED
+        model = same.model if unnamed and not is_slice(device.model) else device.model
         capability = device.compute_capability or same.compute_capability
         told_too = {"model": model, "compute_capability": capability, "multiprocessors": same.multiprocessors}
         completed.append(device.model_copy(update=told_too))

@@ -86,7 +86,7 @@ def closed(root: Path) -> str | None:
 def told_apart(torch_type: str, count: int, root: Path) -> list[str] | None:
     """PCI addresses of all ``count`` devices of a family, by which its sensors are told from those of other accelerators in the machine.
     ``None`` where drivers show no others; empty where its own driver does not tell the addresses of so many."""
-    shown = {family: [device for device in of.devices if device.model != INTEGRATED] for family, of in _shown(root)}
+    shown = {family: [device for device in of.devices if device.model not in INTEGRATED] for family, of in _shown(root)}
     if not any(devices for family, devices in shown.items() if family.torch_type != torch_type):
         return None
     own = [device.pci_bus_id for family, devices in shown.items() if family.torch_type == torch_type for device in devices]
@@ -180,7 +180,7 @@ def refusal(root: Path = Path("/")) -> EnvironmentUnfitError | None:
         return EnvironmentUnfitError(f"found two families of accelerators: {found}", f"say which to measure: export {choice}")
     if not able:
         for family, devices in shown:
-            if any(device.model != INTEGRATED for device in devices.devices):
+            if any(device.model not in INTEGRATED for device in devices.devices):
                 installed = f"torch {build.version}, built for {build.built_for}," if build is not None else "an absent torch"
                 return EnvironmentUnfitError(
                     f"found {_told(root, family)}: {installed} cannot drive it, and its CPUs would be measured instead",

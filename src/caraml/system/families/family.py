@@ -174,7 +174,8 @@ def _amd_gpu(index: int, folder: Path, told: Mapping[str, int]) -> DeviceModel:
     caps = ("power1_cap", "power1_cap_default")
     cap_uw, default_uw = (None if partition or is_processor_graphics(hwmon) else read_int(hwmon / name) for name in caps)
     number, own = read(folder / "device") or "", 0 if partition else read_int(folder / "mem_info_vram_total") or 0
-    name = read(folder / "product_name") or (f"AMD Instinct {APUS[number]}" if number in APUS else f"unknown AMD GPU {number}")
+    unnamed = INTEGRATED[1] if is_processor_graphics(hwmon) else f"unknown AMD GPU {number}"
+    name = read(folder / "product_name") or (f"AMD Instinct {APUS[number]}" if number in APUS else unnamed)
     return DeviceModel(
         model=f"{name} {partition}".strip(),
         kind="rocm",
@@ -192,7 +193,8 @@ def amd_driver(root: Path) -> str | None:
     return read(root / "sys/module/amdgpu/version")
 
 
-INTEGRATED = "Intel integrated graphics"
+INTEGRATED = ("Intel integrated graphics", "AMD integrated graphics")
+"""What graphics inside of processors are called that have no name."""
 _OF_THE_PROCESSOR = "0000:00:02.0"
 """PCI address of the graphics inside an Intel processor."""
 
@@ -204,7 +206,7 @@ def _intel_gpus(root: Path) -> Shown:
         return next((root / "dev/dri" / path.name for path in listing(folder / "drm", "renderD[0-9]*")), None)
 
     shown = _pci_devices(root, "drm/card[0-9]*", "0x8086", node, "Intel GPU", kind="xpu")
-    named = (d.model_copy(update={"model": INTEGRATED}) if d.pci_bus_id == _OF_THE_PROCESSOR else d for d in shown.devices)
+    named = (d.model_copy(update={"model": INTEGRATED[0]}) if d.pci_bus_id == _OF_THE_PROCESSOR else d for d in shown.devices)
     return replace(shown, devices=tuple(named), loaded=_loaded(root, "sys/module/xe", "sys/module/i915"))
 
 
