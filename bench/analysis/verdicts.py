@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -167,6 +167,25 @@ def of_sessions(sessions: int, count: int, works: int = 1, shift: float = 0.01, 
     return worse / count, float(np.mean(held))
 
 
+def of_machines(machines: int, sessions: int, count: int, shift: float = 0.023, seed: int = 0) -> tuple[float, float]:
+    """False "worse" and coverage where each side has machines of its own, which differ by ``shift``; sessions and runs vary by 0.3 %."""
+    rng = np.random.default_rng(seed)
+    worse, held = 0, 0
+    for _ in range(count):
+        sides: tuple[list[Value], list[Value]] = ([], [])
+        for number, side in enumerate(sides):
+            for machine in range(machines):
+                own = shift * rng.standard_normal()
+                for day in range(sessions):
+                    logs = own + 0.003 * (rng.standard_normal() + rng.standard_normal(3))
+                    side += [replace(one, host=f"node{number}-{machine}") for one in runs(logs, day)]
+        ((_, _, ratio),) = ratios([sides], "throughput")[0]
+        assert ratio is not None
+        worse += ratio.p_beyond() < FAMILIES["throughput"] and ratio.value < 1
+        held += holds(ratio, 1.0)
+    return worse / count, held / count
+
+
 def of_sensors(count: int, seed: int = 0) -> tuple[float, float]:
     """False "worse" and coverage of energies on two devices whose sensors are off by up to 5 %, with runs that vary by 0.5 %."""
     rng = np.random.default_rng(seed)
@@ -316,6 +335,9 @@ def of_shifts(so_many: Count) -> Rows:
         "one session each, sessions vary by 2 %": of_sessions(1, so_many(1000), shift=0.02),
         "twenty works in the same two sessions a side, which vary by 1 %": of_sessions(2, so_many(300), works=20),
         "twenty works in the same three sessions a side": of_sessions(3, so_many(300), works=20),
+        "two machines that differ by 2.3 %, one session each": of_machines(1, 1, so_many(1000)),
+        "two such machines, three sessions each": of_machines(1, 3, so_many(1000)),
+        "three such machines a side, three sessions each": of_machines(3, 3, so_many(1000)),
         "energy by two sensors off by up to 5 % (with the bound)": of_sensors(so_many(1000)),
     }.items():
         yield title, f"{worse:.1%}", f"{held:.1%}"

@@ -209,14 +209,17 @@ def test_the_last_nights_are_the_last_also_where_nodes_take_turns() -> None:
         made = [
             (node, one) for node, day, factor in zip(nodes, range(first, 30), factors, strict=False) for one in night(day, {16: factor})
         ]
-        return [one.model_copy(update={"system": {"hostname": f"node{node}"}}) for node, one in made]
+        at = (({"hostname": f"node{node}"}, one.point.model_copy(update={"system": "cluster"}), one) for node, one in made)
+        return [one.model_copy(update={"system": system, "point": point}) for system, point, one in at]
 
     rough = (0.9955, 1.004, 1.0, 1.005, 0.996)
-    baseline = accept(on([7] * 5, 1, *rough), "nightly", "rough")
+    baseline = accept(on([10, 11, 12, 13, 14], 1, *rough), "nightly", "rough")
     before, slow = on([9, 8, 7, 6, 5], 6, *rough), on([4, 3, 2, 1], 11, 0.978, 0.983, 0.979, 0.981)
     last = on([0], 15, 0.985)
     found = judged(works(baseline, last, [*before, *slow]))[0]
     assert (found.verdict, found.metrics[0].nights, found.metrics[0].runs[1]) == ("worse", 5, 5)
+    of_one = accept(on([7] * 5, 1, *rough), "nightly", "rough")
+    assert judged(works(of_one, last, [*before, *slow]))[0].verdict == "undecided", "its own node may be a fast one"
     two = [*last, *(one.model_copy(update={"attempt": 16, "system": {"hostname": "node5"}}) for one in last)]
     assert judged(works(baseline, two))[0].metrics[0].nights == 1, "two nodes in one night"
 

@@ -302,6 +302,9 @@ def test_a_fall_is_found_as_often_as_the_best_test_finds_it() -> None:
 
 def test_two_sensors_and_two_sessions_are_no_change() -> None:
     assert verdicts.of_sensors(200) == (0.0, 1.0)
+    for machines, sessions in ((1, 1), (1, 3), (2, 5)):
+        worse, held = verdicts.of_machines(machines, sessions, 200)
+        assert worse <= 0.06 and held >= 0.9, "more days on the same machines tell nothing of others"
     worse, held = verdicts.of_sessions(1, 200)
     assert worse <= 0.06 and held > 0.93
 

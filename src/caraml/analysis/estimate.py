@@ -276,15 +276,25 @@ def sessions_of(found: Iterable[Value], *, anywhere: bool = False) -> dict[int, 
     return numbers
 
 
+def _own_machines(groups: Sequence[Sequence[Value]]) -> bool:
+    """Whether there are several groups with values, each of which was measured on machines of its own."""
+    hosts = [{one.host for one in group} for group in groups if group]
+    return len(hosts) > 1 and "" not in set().union(*hosts) and sum(map(len, hosts)) == len(set().union(*hosts))
+
+
 def observations(
-    groups: Sequence[Sequence[Value]], known: bool, nights: Mapping[int, int], *, only_ratios: bool = False
+    groups: Sequence[Sequence[Value]], known: bool, nights: Mapping[int, int], *, only_ratios: bool = False, apart: bool = False
 ) -> list[Observations | None]:
-    """The observations of groups that are set against each other; ``None`` for an empty one.
+    """The observations of groups; ``None`` for an empty one.
 
     ``known``: of a kind that the state of a machine changes. Memory and losses are not. ``only_ratios``: what a session does to all groups
-    is of no interest, as only ratios of their means are.
+    is of no interest, as only ratios of their means are. ``apart``: the groups are set against each other, so that runs on a machine which
+    only one of them has are one session, whenever they were: what tells it from other machines is the same in all of them.
     """
     number = sessions_of(one for group in groups for one in group)
+    if known and (apart or only_ratios) and _own_machines(groups):
+        machines = {host: place for place, host in enumerate(dict.fromkeys(one.host for group in groups for one in group))}
+        number = {id(one): machines[one.host] for group in groups for one in group}
     everywhere = {number[id(one)] for group in groups for one in group}
     by_session: list[dict[int, list[Value]]] = [{} for _ in groups]
     for sessions, group in zip(by_session, groups, strict=True):

@@ -7,6 +7,7 @@ in memory, another temperature, another neighbour on the network. That shows onl
   observation, their mean, unless all that is set against each other ran in one and the same session, whose state then cancels;
 * where some work was repeated, variances are learnt from all repeats together: how large they typically are, how alike those of different
   works are, and how much more the second side varies than the first. Works that vary alike speak for each other, others for themselves;
+* where no machine is on both sides, all runs on one are one session, on whatever days: its own share is the same in all of them;
 * where each side has one session only, rates and energies are taken to vary from session to session by ``SESSION_SD`` besides on one
   machine, on several by ``SINGLE_RUN_SD``;
 * work that was not repeated is taken to vary as much as repeats of other works say, and by ``SINGLE_RUN_SD`` at least, with the tails of
@@ -215,7 +216,9 @@ def _variation(pairs: Sequence[_Pair], metric: str) -> tuple[_Variation, str]:
     words += "; at least what their printed digits leave open" if any(cell.dof and cell.square == cell.rounding for cell in cells) else ""
     words += "; what a session did to all of them cancels" if math.isfinite(common) else ""
     assumed_square = max(cell.sessions for cell in cells)
-    if assumed_square:
+    if assumed_square == SINGLE_RUN_SD**2:
+        words += f"; {SINGLE_RUN_SD:.1%} from machine to machine is assumed where each side was measured on one of its own"
+    elif assumed_square:
         words += f"; {math.sqrt(assumed_square):.1%} from session to session is assumed, because no side was measured in two"
     return found, words
 
@@ -229,7 +232,7 @@ def ratios(pairs: Sequence[tuple[Sequence[Value], Sequence[Value]]], metric: str
     The second and the first are not taken to vary equally. ``None`` for an empty group, and for a ratio with one.
     """
     nights = sessions_of(one for pair in pairs for group in pair for one in group)
-    cells = [observations(pair, is_known_kind(metric), nights) for pair in pairs]
+    cells = [observations(pair, is_known_kind(metric), nights, apart=True) for pair in pairs]
     variation, sentence = _variation([(first, second) for first, second in cells], metric)
     found: list[Means] = []
     for (one, other), (first, second) in zip(cells, pairs, strict=True):
