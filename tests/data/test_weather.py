@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from caraml.base.errors import InputError
+from caraml.engine.afterwards import validate
+from caraml.engine.ranks import Ranks
 from caraml.workloads.weather import prepare_weather
 from caraml.workloads.weather import samples as weather_samples
 from caraml.workloads.weather.atmorep import FIELDS, AtmosphereSamples, cut, masked_tokens
@@ -23,6 +26,7 @@ from caraml.workloads.weather.regime_clustering import RegimeSamples, random_cro
 from caraml.workloads.weather.samples import Cached, read_scales
 from caraml.workloads.weather.temperature_postprocessing import FORECAST, TemperatureSamples
 from caraml.workloads.weather.tweet_rain_classification import TweetSamples, word_ids
+from tests.workloads.weather_training import train
 
 GRID = Layout({"t": ("time", "y", "x")}, {"y": 4})
 
@@ -39,6 +43,20 @@ def test_packed_values_and_fill_values_are_decoded(tmp_path: Path) -> None:
     values = files.read(0, "t", 0)
     assert values[0].tolist() == [270.0, 270.5, 271.0] and np.isnan(values[1, 0]) and files.missing == 1
     assert files.read(0, "t", (1, slice(1, 2))).tolist() == [[277.5, 278.0, 278.5]]
+
+
+def test_a_run_by_epochs_validates_on_all_that_is_held_out_each_rank_on_its_part(ap3: Path) -> None:
+    task, held_out = train("ap3", ap3, {}, steps=0, batch=3).task, RadiationSamples(ap3, "validation")
+    assert task.validation is not None
+    parts: list[list[Any]] = [list(task.validation().share(rank, 3)) for rank in range(3)]  # type: ignore[attr-defined]
+    whole = list(task.validation())
+    assert [len(batch[0]) for batch in whole] == [3] * 85 + [1] and len(held_out) == 256
+    assert [len(part) for part in parts] == [29, 29, 28]
+    assert all(torch.equal(parts[number % 3][number // 3][0], batch[0]) for number, batch in enumerate(whole))
+    model = torch.nn.Linear(1, 1)
+    task.model, task.loss = model, lambda _, batch: batch[5].mean()
+    loss, _ = validate(task, "fp32", torch.device("cpu"), Ranks())
+    assert loss == pytest.approx(float(np.mean([sample[5].mean().item() for sample in map(held_out.__getitem__, range(256))])), rel=1e-5)
 
 
 def test_a_missing_variable_is_named_with_what_is_there(tmp_path: Path) -> None:

@@ -57,6 +57,12 @@ def test_they_come_from_all_over_data_that_can_be_divided() -> None:
     assert asked == [100.0 * number for number in range(VALIDATION_BATCHES)]
 
 
+def test_the_end_of_the_data_counts_too() -> None:
+    """Of 31 batches in the order of classes the first 16 are those of half of the classes."""
+    _, asked = validated(lambda: Divisible([float(number) for number in range(31)]))
+    assert asked == [2.0 * number for number in range(VALIDATION_BATCHES)]
+
+
 def test_few_batches_are_all_used() -> None:
     loss, asked = validated(lambda: Divisible([1.0, 2.0, 6.0]))
     assert asked == [1.0, 2.0, 6.0] and loss == 3.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,13 +32,13 @@ from caraml.workloads.base import VALIDATION_BATCHES, Task
 def validation_loss(task: Task, precision: Precision, device: torch.device) -> float | None:
     """Mean loss per sample over at most ``VALIDATION_BATCHES`` held-out batches, of which the last may be smaller; ``None`` without any.
 
-    They come from all over the data where it can be divided, since images lie class by class; else they are the first ones.
+    They come from all over data that has a length and can be divided, since images lie class by class; else they are the first ones.
     """
     if task.validation is None:
         return None
     batches: Any = task.validation()
-    if hasattr(batches, "share"):
-        batches = batches.share(0, max(len(batches) // VALIDATION_BATCHES, 1))
+    if hasattr(batches, "share") and hasattr(batches, "__len__"):
+        batches = batches.share(0, max(math.ceil(len(batches) / VALIDATION_BATCHES), 1))
     task.model.eval()
     with torch.no_grad(), autocast(precision, device):
         judged = [_summed(task, batch) for batch in itertools.islice(batches, VALIDATION_BATCHES)]

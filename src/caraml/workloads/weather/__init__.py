@@ -20,7 +20,7 @@ from caraml.base.format import count
 from caraml.base.toml import FrozenModel
 from caraml.data.store import MARKS, begin, build_folder, finish, grow, prepared_once
 from caraml.suite.model import WORKLOAD_ALIASES
-from caraml.workloads.base import VALIDATION_BATCHES, BatchSource, BuildContext, Workload, given_path, later, open_source
+from caraml.workloads.base import BatchSource, BuildContext, Workload, given_path, later, open_source
 
 if TYPE_CHECKING:
     import numpy as np
@@ -143,7 +143,7 @@ def open_input(
             return open_source(made, ctx, workers=params.workers, resident=params.data == "synthetic-device")
         folder = given_path(params.folder) if params.folder else default_weather_folder(application, params.lookalike)
         source = open_source(files(folder, "train"), ctx, workers=params.workers, resident=False)
-    return replace(source, validation=lambda: _once(files(folder, "validation"), ctx.micro_batch, ctx.device))
+    return replace(source, validation=lambda: _HeldOut(files(folder, "validation"), ctx.micro_batch, ctx.device))
 
 
 def check_files(name: str, params: WeatherParams, folder: Path) -> None:
@@ -155,16 +155,26 @@ def check_files(name: str, params: WeatherParams, folder: Path) -> None:
         NetcdfFiles(find_files(folder / params.folder, getattr(data, "PATTERN", "*.nc"))[:1], data.LAYOUT)
 
 
-def _once(samples: MapDataset, batch_size: int, device: torch.device) -> Iterator[Any]:
-    """The first batches of a data set in order, the last of them perhaps smaller."""
-    from torch.utils.data import default_collate
+class _HeldOut:
+    """The samples of a data set gone through once, in order, in batches of which the last may be smaller."""
 
-    from caraml.data.loader import to_device
+    def __init__(self, samples: MapDataset, batch_size: int, device: torch.device) -> None:
+        self._samples, self._batch_size, self._device = samples, batch_size, device
 
-    last = min(len(samples), VALIDATION_BATCHES * batch_size)
-    for start in range(0, last, batch_size):
-        batch = default_collate([samples[position] for position in range(start, min(start + batch_size, last))])
-        yield next(to_device(iter([batch]), device))
+    def __iter__(self) -> Iterator[Any]:
+        """All batches."""
+        return self.share(0, 1)
+
+    def share(self, rank: int, world: int) -> Iterator[Any]:
+        """Every ``world``-th batch from ``rank`` on; the others are not read."""
+        from torch.utils.data import default_collate
+
+        from caraml.data.loader import to_device
+
+        size, end = self._batch_size, len(self._samples)
+        for start in range(rank * size, end, world * size):
+            batch = default_collate([self._samples[position] for position in range(start, min(start + size, end))])
+            yield next(to_device(iter([batch]), self._device))
 
 
 def _workload(name: str, title: str, params: type[WeatherParams], *packages: str, own_check: bool = False) -> Workload[Any]:
