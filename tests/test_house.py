@@ -142,7 +142,7 @@ LINES = {
     "results": 3_186,
     "suite": 2_715,
     "system": 3_508,
-    "verify": 1_063,
+    "verify": 1_076,
     "worker": 2_357,
     "workloads": 8_673,
 }

@@ -19,6 +19,7 @@ from caraml.campaign.machine import DeviceLock, machine_of
 from caraml.cli.asked import place_of
 from caraml.engine.device import CpuDevice
 from caraml.metrics.model import Metric
+from caraml.power.model import WindowEnergy
 from caraml.power.signals import Constant, Square
 from caraml.power.source import POWER_SOURCES
 from caraml.report.tables import as_toml
@@ -28,7 +29,7 @@ from caraml.suite.load import SuiteFile, load_suite
 from caraml.system.families import OVERRIDE
 from caraml.system.model import System
 from caraml.verify import Clock, KnownDevice, VirtualClock, proof
-from caraml.verify.claims import SOURCE, Finding, fact, number, seen_twice, signal_origin, undecided
+from caraml.verify.claims import SOURCE, Finding, fact, number, readings_in_time, seen_twice, signal_origin, undecided
 from caraml.verify.proof import HERE, LOCAL, accelerator_clock, right, write
 from caraml.workloads import params_of
 from tests.test_campaign import Watcher
@@ -222,6 +223,15 @@ def test_the_sensor_s_clock_is_found_from_its_counter() -> None:
     assert signal_origin(readings) == pytest.approx(3.7, abs=0.001)  # type: ignore[arg-type]
     watts = {"channel": ["f:0:energy"], "t_before": [10.0], "value": [600.0]}
     assert signal_origin(watts, Constant(300.0)) == pytest.approx(8.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("origins", "verdict"), [((2.0,), "right"), ((2.1,), "wrong"), ((1.9,), "wrong"), ((1.0, 2.0), "right"), ((1.0, 2.1), "wrong")]
+)
+def test_readings_at_the_wrong_times_are_found(origins: tuple[float, ...], verdict: str) -> None:
+    """A truth that is shifted as they are says that their energy is right."""
+    idle = WindowEnergy("idle", 2.0002, 3.0)
+    assert readings_in_time((origin, idle) for origin in origins).verdict == verdict
 
 
 def test_the_known_device_is_behind_its_host() -> None:

@@ -35,7 +35,7 @@ def test_energy_idle_and_net_of_unequal_nodes_of_which_one_comes_late(
     record = played(tmp_path, make_point, nodes, delays)
     assert record.status == "ok", record.reason
     found = energy_claims(record, Store(tmp_path))
-    assert len(found) == 7 and all(finding.verdict == "right" for finding in found), found
+    assert len(found) == 8 and all(finding.verdict == "right" for finding in found), found
     assert all(finding.allowed is not None and finding.allowed < 0.25 * sum(WATTS[:nodes]) * 3 for finding in found[:1])
     assert [node.name for node in record.nodes] == [f"node-{number + 1}" for number in range(nodes)]
     assert [node.ranks for node in record.nodes] == [[number] for number in range(nodes)]

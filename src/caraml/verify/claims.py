@@ -7,7 +7,7 @@ integral of the made-up sensors' signals.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -48,6 +48,8 @@ WATTS = (300.0, 500.0, 700.0)
 SIGNAL = square(WATTS[0])
 ORIGIN_SECONDS = 0.005
 """How well the instant at which a sensor's signal began can be told from its readings."""
+OPENING_SECONDS = 0.05
+"""How long before the idle baseline a sensor's signal begins at most, on the node that is ready last."""
 SILENT_AFTER = 1.0
 """Seconds for which a sensor that is made to die answers: idle power takes most of them."""
 _LONGEST = 3600.0
@@ -167,7 +169,18 @@ def energy_claims(record: Record, store: Store) -> list[Finding]:
         "energy_net": (joules - watts * seconds, error + error * longest * seconds),
     }
     parts = {"energy_net": joules}
-    return [number(name.replace("_", " "), truth, metrics.get(name), slack, parts.get(name)) for name, (truth, slack) in truths.items()]
+    energies = [number(name.replace("_", " "), truth, metrics.get(name), slack, parts.get(name)) for name, (truth, slack) in truths.items()]
+    return [*energies, readings_in_time((origin, idle) for _, origin, idle in sensors)]
+
+
+def readings_in_time(sensors: Iterable[tuple[float, WindowEnergy | None]]) -> Finding:
+    """Readings have the times of the record's clock, by when each sensor's signal began by them. It did a moment before the idle baseline
+    that follows, or longer where nodes wait for each other. Readings at other times would give a wrong energy, and the same wrong truth.
+    """
+    known = [(origin, idle.start) for origin, idle in sensors if idle is not None]
+    late, early = max(origin - start for origin, start in known), min(start - origin for origin, start in known)
+    off = late if late > 0 else min(OPENING_SECONDS - early, 0.0)
+    return number("times of the readings off by", 0.0, Metric(value=off, unit="s"), ORIGIN_SECONDS)
 
 
 def silence_claims(record: Record, store: Store) -> list[Finding]:
