@@ -129,7 +129,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_871,
-    "base": 2_878,
+    "base": 2_897,
     "campaign": 1_646,
     "cli": 1_621,
     "data": 791,
@@ -138,7 +138,7 @@ LINES = {
     "metrics": 989,
     "power": 4_871,
     "reference": 521,
-    "report": 4_929,
+    "report": 4_940,
     "results": 3_186,
     "suite": 2_715,
     "system": 3_508,

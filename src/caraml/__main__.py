@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from caraml.base.errors import CaramlError, ExitCode
+from caraml.base.format import spell_out
 
 if TYPE_CHECKING:
     import typer
@@ -30,6 +31,7 @@ def main() -> None:
 
     ``caraml power`` goes straight to the meter: a wrapper around a command must start in no time, and the command as it would without.
     """
+    spell_out()
     if sys.argv[1:2] == ["power"]:
         from caraml.power.__main__ import main as measure
 

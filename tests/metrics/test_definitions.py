@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from caraml.base.errors import UnknownNameError
-from caraml.base.format import count, human, percent, significant, some
+from caraml.base.format import count, human, percent, significant, some, spell_out
 from caraml.metrics import model
 from caraml.metrics.model import METRICS, Metric, OwnMetric, StatedMetric, check_stated, definition_of, see_known, title_of, unit_of
 from caraml.results.record import Record
@@ -114,3 +116,16 @@ def test_what_is_no_metric_of_one_s_own_is_refused(name: str, stated: dict[str, 
     with pytest.raises(ValueError, match=fault):
         check_stated({name: StatedMetric(**stated)}, "image")
     check_stated({"throughput": StatedMetric(unit="image/s", better="higher"), "x": StatedMetric(unit="<m>")}, "image")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "written"), [("ascii", "8 +- 1 us - ? ?"), ("latin-1", "8 ± 1 µs - ? ?"), ("utf-8", "8 ± 1 µs – \u2603 ?")]
+)
+def test_what_an_encoding_lacks_is_spelled_out(encoding: str, written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of results ended with an error of Python where a locale was not UTF-8, as on some clusters."""
+    kept = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(kept, encoding=encoding))
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    spell_out()
+    print("8 ± 1 µs – \u2603 \udcff", flush=True)
+    assert kept.getvalue().decode(encoding) == f"{written}\n"

@@ -138,6 +138,9 @@ def test_the_summary_says_how_good_what_is_best_and_what_to_do() -> None:
     lines = repeated([run(4, 0.1, []), run(8, 0.1, ["imprecise"]), run(16, 0.1, ["busy_machine"])])
     found = dict(findings(lines))
     assert found["Quality"].endswith("; 1 of 3 wider than asked for; 1 of 3 disturbed"), found
+    two = repeated([run(4, 0.1, []), wild(run(8, 0.1, []))])
+    *each, middle = [float(dict(findings(some))["Quality"].split()[5].replace(",", "")) for some in (two[:1], two[1:], two)]
+    assert middle == pytest.approx(sum(each) / 2, rel=0.1), "of two rates the median, not the worse one"
     assert "e+" not in dict(findings(repeated([wild(run(4, 0.1, []))])))["Quality"]
     assert " b8 " in found["Fastest"] and "b4" not in found["Fastest"] and "b16" not in found["Fastest"], "not one that was disturbed"
     assert "on a quiet machine or for longer" in found["Next"] and "caraml advise" in found["Next"]

@@ -65,6 +65,19 @@ def test_a_row_at_80_columns() -> None:
     assert lines[2].split() == ["fp32", "token/s"]
 
 
+def test_a_narrow_terminal_has_fewer_columns_and_no_number_in_two_lines(records: list[Record]) -> None:
+    lines = text_of(results_table([make_record(flags=["imprecise"])]), 60).splitlines()
+    assert lines[:2] == [
+        "Point        Status       Throughput         Energy      MFU",
+        "gpt-mini b16 ok [1]     40,790 ± 5 %  no sensor [2] 40.8 % m",
+    ]
+    assert lines[3] == "Step, Wait, GiB: in a terminal of 80 columns"
+    for width in (40, 60, 79):
+        text = text_of(results_table(records), width)
+        assert max(map(cell_len, text.splitlines())) <= width
+        assert "40,790 ± 5 %" in text
+
+
 def test_a_meter_of_the_whole_node_alone_is_shown_and_said_to_be_that() -> None:
     record = make_record()
     assert record.window is not None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import math
+import sys
 from collections.abc import Sequence
 
 JOULES_PER_WATT_HOUR = 3600.0
@@ -10,6 +13,22 @@ GIB = 1024.0**3
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 _PREFIXED_UNITS = ("s", "J", "W", "FLOP/s", "B/s", "J s", "Wh", "VA", "VAh")
+
+_SPELLED_OUT = {"±": "+-", "–": "-", "µ": "u", "²": "2", "³": "3", "→": "->", "…": "...", "×": "x"}
+
+
+def spell_out() -> None:
+    """Let the process print where the encoding of its terminal, file or pipe lacks a character: ``±`` as ``+-``, others as ``?``."""
+
+    def spelled(error: UnicodeError) -> tuple[str, int]:
+        if not isinstance(error, UnicodeEncodeError):
+            raise error
+        return "".join(_SPELLED_OUT.get(one, "?") for one in error.object[error.start : error.end]), error.end
+
+    codecs.register_error("caraml", spelled)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="caraml")
 
 
 def significant(value: float, digits: int = 3) -> str:

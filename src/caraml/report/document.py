@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from caraml.analysis.bottleneck import Partners, bottleneck
@@ -167,8 +168,8 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
     named = labels([line.mean for line in good])
     disturbed = [line for line in good if disturbances(line.good)]
     rates = [line.mean.metrics["throughput"] for line in good]
-    widths = sorted(width / rate.value for rate in rates if rate.value and (width := half_width(rate)) is not None)
-    told = f"rates are known to ± {percent(widths[len(widths) // 2], 2)} (median)" if widths else "no rate has an interval"
+    widths = [width / rate.value for rate in rates if rate.value and (width := half_width(rate)) is not None]
+    told = f"rates are known to ± {percent(median(widths), 2)} (median)" if widths else "no rate has an interval"
     told += f", {len(rates) - len(widths)} of {len(rates)} without an interval" if widths and len(widths) < len(rates) else ""
     imprecise = [line for line in good if "imprecise" in line.mean.flags]
     told += f"; {len(imprecise)} of {len(good)} wider than asked for" if imprecise else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.rule import Rule
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from caraml.analysis.run_variation import INTERVAL
+from caraml.base.errors import in_words
 from caraml.base.format import count, human, printable
 from caraml.metrics.model import METRICS, QUALITY, Metric, definition_of, title_of
 from caraml.power.model import WindowEnergy
@@ -90,31 +92,39 @@ class _Results:
         wide = options.max_width >= WIDE
         notes, records = _Notes(), [line.mean for line in self.lines]
         names = labels(records)
-        table = _columns(wide, self.counted)
+        titles = [title for title, _ in COLUMN_WIDTHS[: _fitting(options.max_width)]]
+        table = _columns(wide, self.counted, len(titles))
         skipped = [record for record in records if record.status == "skipped"]
         apart = several_boundaries(records)
         summed = skipped if len(skipped) > MOST_SKIPPED else []
         for line in (line for line in self.lines if not (summed and line.mean.status == "skipped")):
             runs = [_text(line.count)] if self.counted else []
-            cells = (_text(cell) for cell in _numbers(line, notes, apart))
+            cells = (_text(cell) for cell in islice(_numbers(line, notes, apart), len(titles) - 2))
             table.add_row(_text(names[line.mean.key]), _status(line, notes, wide), *runs, *cells)
         yield table
         if summed:
             first = f"{names[summed[0].key]}: {summed[0].reason or 'no reason given'}"
             yield _text(f"{len(summed):,} points skipped, the first {first}; `caraml plan` says why for each", "dim")
+        if left_out := [title for title, _ in COLUMN_WIDTHS[len(titles) :]]:
+            yield _text(f"{in_words(left_out)}: in a terminal of 80 columns", "dim")
         yield Text("")
         for index, text in enumerate(notes.texts, start=1):
             yield _note(f"[{index}]", text)
         if any(line.good for line in self.lines):
             yield _text(WINDOW_INTERVAL if self.runs else INTERVAL + ("; --runs shows each" if self.counted else ""), "dim")
-        if any(record.value("mfu") is not None or record.value("mfu_measured") is not None for record in records):
+        if "MFU" in titles and any(record.value(name) is not None for record in records for name in ("mfu", "mfu_measured")):
             limited = any(record.value("share_of_limit") is not None for record in records)
             yield Text(f"{MFU_NOTE}; {LIMIT_NOTE}" if limited else MFU_NOTE, style="dim")
 
 
-def _columns(wide: bool, counted: bool) -> Table:
+def _fitting(width: int) -> int:
+    """How many of the columns have room: a number in two lines would be read as two. Of narrower terminals the first three."""
+    return max(3, sum(end - 1 <= width for end in accumulate(own + 1 for _, own in COLUMN_WIDTHS)))
+
+
+def _columns(wide: bool, counted: bool, shown: int) -> Table:
     table = Table(box=None, padding=(0, 2 if wide else 1, 0, 0), pad_edge=False, header_style="bold", collapse_padding=True)
-    columns = [(title, width - (title == "Point") * (RUNS[1] + 1) * counted) for title, width in COLUMN_WIDTHS]
+    columns = [(title, width - (title == "Point") * (RUNS[1] + 1) * counted) for title, width in COLUMN_WIDTHS[:shown]]
     for title, width in [*columns[:2], *([RUNS] if counted else []), *columns[2:]]:
         number = title not in {"Point", "Status"}
         table.add_column(
