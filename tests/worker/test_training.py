@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.steps import Batches, RankSummary, StepRow, StepTable
 from caraml.launch.script import environment_of
 from caraml.metrics.model import Facts, Peak
+from caraml.results import rows
 from caraml.results.finish import finish
 from caraml.results.record import Record
 from caraml.results.rows import read_table
@@ -340,3 +342,28 @@ def test_idle_gpus_are_no_sensors_of_a_cpu_s_point(tmp_path: Path, make_point: M
     monkeypatch.setattr(training, "Instruments", lambda devices, **_: asked.append(devices))
     Worker(tmp_path, make_point(workload="known"))._open()
     assert asked == [[]]
+
+
+@pytest.mark.parametrize("full", ["tables", "record"])
+def test_a_full_disk_takes_the_tables_and_not_the_record(
+    full: str, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As a quota does, which has room for what is small, or none until something goes."""
+    folder = tmp_path / "known-0" / "1"
+    folder.mkdir(parents=True)
+    write, write_table = training.write_record, rows.write_table
+
+    def no_room(*arguments: Any) -> Any:
+        if full == "tables" or arguments[-1].files:
+            raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+        return write(*arguments)
+
+    monkeypatch.setattr(training.affinity, "bind", lambda *_: {"bound": False})
+    monkeypatch.setattr("caraml.worker.record.write_table", no_room if full == "tables" else write_table)
+    monkeypatch.setattr(training, "write_record", no_room if full == "record" else write)
+    monkeypatch.setenv("CARAML_POWER", "fake:constant")
+    Worker(folder, make_point(workload="known")).run()
+    record = read_record(folder / RECORD)
+    assert record.status == "ok" and record.value("throughput") and not record.files
+    assert {path.name for path in folder.iterdir()} == {RECORD, "progress.jsonl"}
+    assert "No space left on device" in capfd.readouterr().err

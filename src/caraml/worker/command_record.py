@@ -10,6 +10,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -132,7 +133,9 @@ def measured_by(
     run = nodes.spans["run"]
     measured = energies(window, item, nodes.energy, nodes.idle) | powers(nodes.energy) | whole_run(run)
     measured["run_time"] = once(run.duration_s, "s")
-    files = {"power": write_table(folder, "power", ROW, meter.rows(begin))} if meter.channels else {}
+    files = {}
+    with suppress(OSError):  # as on a full disk: the record is worth more than its readings
+        files = {"power": write_table(folder, "power", ROW, meter.rows(begin))} if meter.channels else {}
     return measured, {"energy": on_clock(nodes.energy, begin), "idle": on_clock(nodes.idle, begin), "nodes": nodes.each, "files": files}
 
 

@@ -135,8 +135,8 @@ def rescued(folder: Path, rank: int, loop: MeasuringLoop | None, instruments: In
     return files
 
 
-def make_record(ranks: list[RankSummary], known: Known) -> Record:
-    """The whole record of a loop that was measured. Writes the table of steps into the attempt's folder."""
+def make_record(ranks: list[RankSummary], known: Known, *, table: bool = True) -> Record:
+    """The whole record of a loop that was measured. Writes the ``table`` of steps into the attempt's folder."""
     own = ranks[0].node
     system, surroundings = detect(), (own.environment if own else environment()) | known.chosen
     known = dataclasses.replace(known, facts=_with_damaged(known.facts, ranks))
@@ -154,6 +154,7 @@ def make_record(ranks: list[RankSummary], known: Known) -> Record:
     surroundings["affinity"] = [rank.affinity for rank in ranks]
     surroundings["throttled"] = nodes.throttled
     lost = not np.isfinite(measured.losses).all()
+    steps = {"steps": write_table(known.folder, "steps", _STEP_COLUMNS, _step_rows(ranks, known))} if table else {}
     return Record(
         key=point.key,
         attempt=int(known.folder.name),
@@ -176,7 +177,7 @@ def make_record(ranks: list[RankSummary], known: Known) -> Record:
         nodes=nodes.each,
         system=system.model_dump(mode="json"),
         environment=surroundings,
-        files={"steps": write_table(known.folder, "steps", _STEP_COLUMNS, _step_rows(ranks, known)), **known.files},
+        files={**steps, **known.files},
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ from caraml.metrics.window import bandwidth_of, peak_of
 from caraml.results.finish import MEASURED, Failure, note_failure, note_start, now, reason_of
 from caraml.results.record import Profile, Record, Status
 from caraml.results.status import ProgressWriter
-from caraml.results.store import write_record
+from caraml.results.store import RECORD, write_record
 from caraml.suite.model import Point
 from caraml.system import affinity
 from caraml.system.host import MEMORY, limit_memory
@@ -120,13 +121,15 @@ class Worker:
                 quiet_baseline(ranks, self._instruments, self.point.measure.idle_seconds)
             with self.log.phase("save"):
                 everyone = gathered(ranks, mine, self._instruments, run)
-                files = write_readings(ranks, everyone, self._instruments, self.folder, self.origin)
+                files: dict[str, str] = {}
+                with self._without_room():
+                    files = write_readings(ranks, everyone, self._instruments, self.folder, self.origin)
                 self._known = replace(self._known, files=files, runtime=starting + run[1] - run_began, phases=self.log.phases)
-                record = make_record(everyone, self._known) if ranks.rank == 0 else None
+                record = self._record(everyone) if ranks.rank == 0 else None
             if tracer is not None:
                 record = self._traced(ranks, task, tracer, step, record)
         if record is not None:
-            write_record(self.folder, record)
+            self._write(record)
             (self.folder / MEASURED).unlink(missing_ok=True)
         ranks.barrier()  # a rank that went before the record is written and failed would end the one that writes it
         ranks.leave()
@@ -328,6 +331,31 @@ class Worker:
             else:
                 save_model(task.model, self.folder)
 
+    def _record(self, everyone: list[RankSummary]) -> Record:
+        """The record, if need be without the table of steps."""
+        with self._without_room():
+            return make_record(everyone, self._known)
+        return make_record(everyone, self._known, table=False)
+
+    def _write(self, record: Record) -> None:
+        """Write the record; where there is no room for it, in that of the tables beside it."""
+        with self._without_room():
+            write_record(self.folder, record)
+        if (self.folder / RECORD).exists():
+            return
+        for file in record.files.values():
+            (self.folder / file).unlink(missing_ok=True)
+        write_record(self.folder, record.model_copy(update={"files": {}}))
+
+    @contextmanager
+    def _without_room(self) -> Iterator[None]:
+        """Go on where the disk is full, say: what was measured is worth more than its tables. The log has it, if it has room."""
+        try:
+            yield
+        except OSError as error:
+            with suppress(OSError):
+                print(f"caraml: {reason_of(error)}; the record does without", file=sys.stderr, flush=True)
+
     @staticmethod
     def _close(task: Task) -> None:
         """End what the task holds. What fails there, whatever a workload raises, costs no measurement: the log has it."""
@@ -357,12 +385,17 @@ class Worker:
 
     def _traced(self, ranks: Ranks, task: Task, tracer: Tracer, step: Step, record: Record | None) -> Record | None:
         """Trace a few steps more, once what was measured is safe in a file; the record with what they show. Collective."""
+        why = None
         if record is not None:
-            write_file(self.folder / MEASURED, record.model_dump_json())
+            why = "there was no room to put away first what was measured"
+            with self._without_room():
+                write_file(self.folder / MEASURED, record.model_dump_json())
+                why = None
         ranks.barrier()
         self.measured = True
-        profile, files = Profile(reason="the batch system was about to end the job"), dict[str, str]()
-        if not ranks.agree(self._hurried):
+        why = "the batch system was about to end the job" if self._hurried else why
+        profile, files = Profile(reason=why), dict[str, str]()
+        if not ranks.agree(why is not None):
             for part in self._parts(task)[0]:
                 part.train(self.point.mode != "inference")  # validation has left it in evaluation
             with self.log.phase("profile"):
