@@ -71,8 +71,9 @@ LATER = 25.0
 """Seconds after which the peers compile whose turns come later: they need memory when the points have given theirs back."""
 ROUNDS, TURN = 5, 0.8
 """Turns of CARAML and its peers, and seconds of each."""
-BESIDE_SECONDS = 150.0
-"""Seconds that one comparison may take: who is not ready in time is left out, and fewer rounds are taken."""
+BESIDE_SECONDS, HELD_SECONDS = 180.0, 100.0
+"""Seconds that one comparison may take, and one whose programs have been compiling: who is not ready in time is left out, or fewer rounds
+are taken."""
 ENDING = 10.0
 """Of these, seconds to end its programs."""
 BESIDE = ("gpt2-1024", "resnet50-b128", "gpt2-small-step")
@@ -211,8 +212,9 @@ def beside(work: str, options: argparse.Namespace, seconds: float, program: subp
         program.stdin.write(f"{seconds - ENDING:.0f}\n")
         program.stdin.close()
     failed = heard(program, seconds, lambda line: lines.append(line) or say(f"    {line}"))
-    told = [line for line in lines if line.startswith(("|", "left out"))]
-    return {"work": work, "how": _how(options), "table": told, "failed": failed}
+    title, table, out = ([line for line in lines if re.match(kind, line)] for kind in (r".*; load [\d.]+ before", r"\|", "left out: "))
+    told = [*title, "", *table, *(["", "; ".join(out)] if out else [])]
+    return {"work": work, "how": _how(options), "table": told if title else out, "failed": failed}
 
 
 class Lines:
@@ -379,8 +381,9 @@ def main() -> int:
                 break
             part = parts.popleft()
             if isinstance(part, str):
+                longest = HELD_SECONDS if part in waiting else BESIDE_SECONDS
                 program = waiting.pop(part, None) or held(part, options)
-                found.beside.append(beside(part, options, min(BESIDE_SECONDS, left()), program))
+                found.beside.append(beside(part, options, min(longest, left()), program))
             else:
                 task = PointTask.of(campaign, len(found.records), within(part, left()))
                 found.records += CampaignRun(campaign, deque([task]), len(points)).records()

@@ -119,9 +119,6 @@ def contestants(work: Work, asked: argparse.Namespace, threads: int, scratch: Pa
     missing: list[str] = []
 
     def add(name: str, peer: str, *, path: str | None = None, needs_path: bool = True, **options: Any) -> None:
-        wanted = {"eager", "compiled"} if asked.compile == "both" else {asked.compile}
-        if ("compiled" if options.get("compile") else "eager") not in wanted:
-            return
         if needs_path and path is None:
             missing.append(f"{name}: no path was given (--{peer})")
             return
@@ -133,7 +130,7 @@ def contestants(work: Work, asked: argparse.Namespace, threads: int, scratch: Pa
         sizes = {**work.params, "data": data} if peer == "caraml" else params
         found[name] = Spec(peer, work.workload, sizes, work.batch, path=given, scratch=str(folder), environment=environment, **more)
 
-    for compiled in (False, True):
+    for compiled in {"eager": (False,), "compiled": (True,)}.get(asked.compile, (False, True)):
         tail = " compiled" if compiled else ""
         add(f"CARAML{tail}", "caraml", needs_path=False, compile=compiled)
         if work.workload == "gpt":
@@ -211,9 +208,10 @@ def compare(
             if asked.device == "cpu":  # an accelerator's host has cores enough for all to compile at once
                 programs += _ready(begun.pop(), missing, until - turning)
         if asked.hold:
-            until = time.monotonic() + float(sys.stdin.readline() or "nan")
-            if math.isnan(until):
+            told = sys.stdin.readline()  # the time begins when it is told
+            if not told:
                 return {}, [*missing, "nobody asked for turns"]
+            until = time.monotonic() + float(told)
         turning = min(turning, max(until - time.monotonic(), 0.0) / 2)
         for program in begun:
             programs += _ready(program, missing, until - turning)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
 from pathlib import Path
@@ -118,6 +119,47 @@ def test_contestants_run_alike_but_for_what_they_are(turns, device: str, monkeyp
     assert (point.compile, point.knobs.step_graph) == ("off", "on")
     assert {name for name in of("gpt2-small-step", rounds=0) if name.startswith("CARAML")} == {"CARAML compiled", "CARAML reduce-overhead"}
     assert "CARAML half_residual" not in of("gpt2-1024", variants=False)
+
+
+def test_programs_that_are_held_have_their_time_from_when_it_is_told(turns, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """However long they stood still before; who is not ready is not waited for until no turn is left."""
+    import compare
+
+    now, waited, ended = [0.0], dict[str, float](), list[str]()
+
+    class Held:
+        def __init__(self, name: str, *_: object) -> None:
+            self.name = name
+
+        def started(self, seconds: float) -> str | None:
+            waited[self.name] = seconds
+            now[0] += seconds if self.name == "CARAML eager" else 0.0
+            return "not ready in time" if self.name == "CARAML eager" else None
+
+        def end(self) -> None:
+            ended.append(self.name)
+
+        dismiss = kill = lambda self: None
+
+    def told() -> str:
+        now[0] += 1000.0
+        return "60\n"
+
+    def take(programs: list[Held], rounds: int, seconds: float, *, until: float, failed: list[str], after_round: object):  # type: ignore[no-untyped-def]
+        assert until == 1060.0 and until - now[0] == 30.0 and len(programs) == 4 and rounds == 5
+        return {program.name: [turns.Turn(1.0, 1.0)] for program in programs}
+
+    monkeypatch.setattr(compare, "Program", Held)
+    monkeypatch.setattr(compare, "take_turns", take)
+    monkeypatch.setattr(compare.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(compare.sys, "stdin", SimpleNamespace(readline=told))
+    given = {"nanogpt": None, "optimum": None, "only": ["CARAML"], "bf16": False, "knobs": False, "device": "cuda", "precision": "bf16"}
+    given |= {"inference": False, "compile": "compiled", "rounds": 5, "variants": True, "hold": True, "limit": math.inf, "seconds": 1.0}
+    found, missing = compare.compare(compare.WORKS["gpt2-1024"], argparse.Namespace(**given), 1, tmp_path, lambda *_: None)
+    assert len(found) == 4 and missing[-1] == "CARAML eager: not ready in time"
+    assert waited["CARAML compiled"] == 30.0 and set(ended) == set(waited)
+    monkeypatch.setattr(compare.sys, "stdin", SimpleNamespace(readline=lambda: ""))
+    assert compare.compare(compare.WORKS["gpt2-1024"], argparse.Namespace(**given), 1, tmp_path, lambda *_: None)[0] == {}
 
 
 @pytest.mark.processes
