@@ -473,6 +473,8 @@ def test_ipmi_watts_and_averaging_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert source.read()[0].value == 412
     answer(monkeypatch, DCMI.format(state="deactivated"))
     assert source.read()[0].value is None
+    answer(monkeypatch, DCMI.format(state="activated").replace("412", "0"))
+    assert source.read()[0].value is None, "as controllers without a meter answer"
     answer(monkeypatch, "", code=1, error="Could not open device at /dev/ipmi0")
     with pytest.raises(SourceUnavailable, match="/dev/ipmi0") as closed:
         create("ipmi").open()
@@ -488,6 +490,9 @@ def test_ipmi_watts_and_averaging_time(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"PowerWatts": {"Reading": 0.0, "ApparentVA": 0.0}}, 0.0),
         ({"ReadingType": "Temperature", "Reading": 40}, None),
         ({"PowerControl": [{}]}, None),
+        ({"PowerControl": [{"PowerConsumedWatts": 0}]}, None),
+        ({"PowerControl": [{"PowerConsumedWatts": None}, {"PowerConsumedWatts": 80}]}, None),
+        ({"PowerControl": ["text"]}, None),
     ],
 )
 def test_redfish_watts(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any], watts: float | None) -> None:

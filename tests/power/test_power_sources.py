@@ -426,6 +426,8 @@ def test_the_power_of_a_package_with_processor_cores_is_not_its_gpu_s(tmp_path: 
     for source in (f"amdgpu:{tmp_path}", "amdsmi"):
         channels, _ = opened(create(source))
         assert {(c.boundary, c.flags) for c in channels.values()} == {("module", ("module_scope",))}
+    (tmp_path / "devices/0000:41:00.0/hwmon/hwmon1/power1_cap").unlink()
+    assert len(opened(create(f"amdgpu:{tmp_path}"))[0]) == 1, "also where the kernel shows no limit of an MI300A"
 
 
 def test_amd_cards_that_a_job_may_not_open_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

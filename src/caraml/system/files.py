@@ -62,7 +62,7 @@ def is_processor_graphics(hwmon: Path) -> bool:
 
     Only these have the voltage of the northbridge (Linux, drivers/gpu/drm/amd/pm/amdgpu_pm.c), and of these only Van Gogh has limits.
     """
-    return read(hwmon / "in1_label") == "vddnb"
+    return read(hwmon / "in1_label") == "vddnb" and read(hwmon.parents[1] / "device") not in APUS
 
 
 def clean(text: str) -> str:

@@ -74,6 +74,8 @@ def _dcmi_watts(text: str) -> float:
     match = WATTS.search(text)
     if match is None or INACTIVE.search(text):
         raise SensorError("no power reading in the answer")
+    if int(match[1]) == 0:  # as controllers without a meter answer
+        raise SensorError("the controller tells 0 W of a node that runs")
     return float(match[1])
 
 
@@ -160,11 +162,12 @@ def _watts(document: dict[str, Any]) -> float:
     sensor = _sensor(document)
     if sensor.get("Reading") is not None:
         return float(sensor["Reading"])
-    powers = [c["PowerConsumedWatts"] for c in document.get("PowerControl", []) if c.get("PowerConsumedWatts") is not None]
-    if not powers:
-        raise SensorError("neither PowerControl[].PowerConsumedWatts, PowerWatts.Reading nor a Reading of type Power")
-    # The first entry is the whole chassis; further ones are its parts.
-    return float(powers[0])
+    # The first entry is the whole chassis; further ones are its parts. Controllers without a meter tell 0; an outlet may have none.
+    chassis = next(iter(document.get("PowerControl") or ()), None)
+    watts = chassis.get("PowerConsumedWatts") if isinstance(chassis, dict) else None
+    if not watts:
+        raise SensorError("neither PowerControl[0].PowerConsumedWatts above 0, PowerWatts.Reading nor a Reading of type Power")
+    return float(watts)
 
 
 def _sensor(document: dict[str, Any]) -> dict[str, Any]:

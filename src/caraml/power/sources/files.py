@@ -236,12 +236,14 @@ class AmdGpuSource(_DrmSource):
         options: tuple[tuple[str, Kind, float], ...] = (("power1_input", "power_instant", 0.0), ("power1_average", "power_mean", 1.0))
         for file, kind, window in options:
             if read_number(hwmon / file) is not None:
-                why = "is" if is_processor_graphics(hwmon) else "" if any(hwmon.glob("power1_cap*")) else "has no limit of its power:"
+                package = read(hwmon.parents[1] / "device") in APUS
+                limited = package or any(hwmon.glob("power1_cap*"))
+                why = "is" if is_processor_graphics(hwmon) else "" if limited else "has no limit of its power:"
                 if why:
                     self.left_out.append(f"{pci} {why} a processor's graphics, with the power of all of it")
                     return
                 channel = self.channel(pci, kind, read_number(hwmon / "power1_cap_max", MICRO), window)
-                if read(hwmon.parents[1] / "device") in APUS:
+                if package:
                     channel = replace(channel, boundary="module", flags=("module_scope",))
                 yield SensorFile(channel, hwmon / file)
                 return
