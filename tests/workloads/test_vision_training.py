@@ -7,15 +7,18 @@ import io
 import json
 import os
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from PIL import Image
+from pydantic import ValidationError
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.engine.afterwards import validate
@@ -33,7 +36,7 @@ from caraml.workloads.base import BuildContext, Quality, Task
 from caraml.workloads.image_classification import Params as ImageParams
 from caraml.workloads.image_classification import _network, flops_per_image, goyal_rate
 from caraml.workloads.image_classification.packed import pack_images
-from caraml.workloads.image_classification.store import generate_image_folder
+from caraml.workloads.image_classification.store import FolderStore, generate_image_folder
 from caraml.workloads.image_compression import Params as CompressionParams
 from caraml.workloads.image_compression.training import image_quality
 from caraml.workloads.question_answering import Params as QuestionParams
@@ -237,6 +240,24 @@ def test_without_dali_the_error_says_what_to_install(folder: Path) -> None:
     images, labels = next(task.batches)
     assert (images.dtype, images.shape, labels.shape) == (torch.uint8, (8, 3, 32, 32), (8,))
     assert len(train(task, 6, 8)) == 6
+
+
+def test_dali_reads_every_image_as_often_as_asked_and_not_class_by_class(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dali, torch_s = MagicMock(__version__="1"), MagicMock()
+    dali.pipeline_def = lambda **_: lambda pipeline: pipeline
+    dali.fn.readers.file.return_value = MagicMock(), MagicMock()
+    modules = {"nvidia": MagicMock(), "nvidia.dali": dali, "nvidia.dali.plugin": MagicMock(), "nvidia.dali.plugin.pytorch": torch_s}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    task = build("image_classification", {**SMALL, "data": "dali", "path": str(folder), "passes": 3}, 8)
+    asked, store = dali.fn.readers.file.call_args.kwargs, FolderStore(folder)
+    images = [(store.name(position), label) for position, label in enumerate(store.labels.tolist())]
+    assert sorted(zip(asked["files"], asked["labels"], strict=True)) == sorted(3 * images)
+    assert asked["labels"] != sorted(asked["labels"]) and task.facts.samples_per_epoch == 3 * len(images)
+    with pytest.raises(InputError, match="classes"):
+        build("image_classification", {**SMALL, "data": "dali", "path": str(folder), "classes": 2}, 8)
+    with pytest.raises(ValidationError, match="leave out stage, on_damaged"):
+        ImageParams.model_validate({"data": "dali", "stage": "/dev/shm", "on_damaged": "skip"})
 
 
 def test_the_learning_rate_of_goyal_et_al() -> None:

@@ -102,6 +102,14 @@ class Params(FrozenModel):
             raise ValueError(f"a form with `path`, or a path alone: path is {values['path']!r}")
         return {**values, "data": _FORMS.get(Path(data).suffix, "images"), "path": data}
 
+    @model_validator(mode="after")
+    def _what_dali_reads(self) -> Params:
+        given = {"validation": self.validation is not None, "stage": self.stage is not None, "on_damaged": self.on_damaged == "skip"}
+        unheard = ", ".join(name for name, is_so in given.items() if is_so)
+        if self.data == "dali" and unheard:
+            raise ValueError(f"DALI reads training images where they lie, and stops at a damaged one: leave out {unheard}")
+        return self
+
 
 @cache
 def _others_than(name: str) -> list[str]:
@@ -311,14 +319,14 @@ def _samples(
 
 def _dali_source(ctx: BuildContext[Params]) -> BatchSource:
     from caraml.workloads.image_classification.decode import DaliBatches
-    from caraml.workloads.image_classification.store import default_image_folder
+    from caraml.workloads.image_classification.store import default_image_folder, refuse_classes
 
     params = ctx.params
-    root = given_path(params.path) if params.path else default_image_folder()
+    root = given_path(_parts(params.path)[0]) if params.path else default_image_folder()
     threads = loader_workers(ctx, params.workers)
-    batches = DaliBatches(
-        root, params.image_size, ctx.micro_batch, ctx.device, threads=threads, seed=ctx.seed, rank=ctx.rank, world=ctx.world
-    )
+    share: dict[str, int] = {"seed": ctx.seed, "rank": ctx.rank, "world": ctx.world, "passes": params.passes}
+    batches = DaliBatches(root, params.image_size, ctx.micro_batch, ctx.device, threads=threads, **share)
+    refuse_classes(batches.store.classes, root, params.classes, None)
     return BatchSource(batches, {**batches.describe(), "resident": False, "loader_workers": threads}, lambda: None, len(batches))
 
 

@@ -176,18 +176,29 @@ class DaliBatches(Iterator[list[torch.Tensor]]):
     """Endless batches ``[uint8 (B, 3, S, S), int64 (B,)]`` of one rank, made on its device."""
 
     def __init__(
-        self, root: Path, size: int, batch_size: int, device: torch.device, *, threads: int, seed: int = 0, rank: int = 0, world: int = 1
+        self,
+        root: Path,
+        size: int,
+        batch_size: int,
+        device: torch.device,
+        *,
+        threads: int,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        passes: int = 1,
     ) -> None:
         """Build the pipeline over ``root/CLASS/IMAGE``; on a CPU device it decodes there, which is for tests.
 
-        Every epoch is shuffled anew by DALI's reader; each rank reads its own shard, and an incomplete batch is left out.
+        An epoch has each image ``passes`` times. All are shuffled once, as they lie class by class, and every epoch anew by DALI's reader,
+        among those that it holds at a time. Each rank reads its own shard, and an incomplete batch is left out.
 
         Raises:
             EnvironmentUnfitError: if DALI is not installed.
             InputError: if ``root`` is no image folder.
         """
         self.store = FolderStore(root)
-        self._size, self._batch_size, self._device = size, batch_size, device
+        self._size, self._batch_size, self._device, self._passes = size, batch_size, device, passes
         try:
             from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
         except ImportError as error:
@@ -205,7 +216,9 @@ class DaliBatches(Iterator[list[torch.Tensor]]):
         from nvidia.dali import fn, pipeline_def, types
 
         on_gpu = self._device.type == "cuda"
-        files = [self.store.name(position) for position in range(len(self.store.labels))]
+        names = [self.store.name(position) for position in range(len(self.store.labels))]
+        order = np.random.default_rng(seed).permutation(len(self)) % len(names)
+        files = [names[position] for position in order]
 
         @pipeline_def(
             batch_size=self._batch_size,
@@ -218,7 +231,7 @@ class DaliBatches(Iterator[list[torch.Tensor]]):
             encoded, labels = fn.readers.file(
                 name="files",
                 files=files,
-                labels=self.store.labels.tolist(),
+                labels=self.store.labels[order].tolist(),
                 shard_id=rank,
                 num_shards=world,
                 random_shuffle=True,
@@ -242,7 +255,7 @@ class DaliBatches(Iterator[list[torch.Tensor]]):
 
     def __len__(self) -> int:
         """Samples in an epoch, over all ranks."""
-        return len(self.store.labels)
+        return len(self.store.labels) * self._passes
 
     def __next__(self) -> list[torch.Tensor]:
         try:
@@ -258,8 +271,9 @@ class DaliBatches(Iterator[list[torch.Tensor]]):
 
         return {
             **self.store.describe(),
-            "items": len(self),
+            "items": len(self.store.labels),
             "classes": len(self.store.classes),
             "size": self._size,
+            "passes": self._passes,
             "decoder": f"nvidia-dali {__version__}",
         }
