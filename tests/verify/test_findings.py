@@ -26,10 +26,11 @@ from caraml.report.tables import as_toml
 from caraml.results.store import Store
 from caraml.suite.expand import expand
 from caraml.suite.load import SuiteFile, load_suite
+from caraml.suite.model import Policy
 from caraml.system.families import OVERRIDE
 from caraml.system.model import System
-from caraml.verify import Clock, KnownDevice, VirtualClock, proof
-from caraml.verify.claims import SOURCE, Finding, fact, number, readings_in_time, seen_twice, signal_origin, undecided
+from caraml.verify import Clock, KnownDevice, Params, VirtualClock, proof
+from caraml.verify.claims import SIGNAL, SOURCE, Finding, fact, number, readings_in_time, seen_twice, signal_origin, undecided
 from caraml.verify.proof import HERE, LOCAL, accelerator_clock, right, write
 from caraml.workloads import params_of
 from tests.test_campaign import Watcher
@@ -150,6 +151,19 @@ def test_a_number_that_may_be_anything_is_not_called_right() -> None:
     assert number("x", 1.0, metric(1.0, 0.6)).verdict == number("x", 1.0, metric(1.0, 1e300)).verdict == "note"
     assert number("x", 1.0, metric(2.0, 0.6)).verdict == "wrong" and number("x", 1.0, metric(1.3, 0.4)).verdict == "right"
     assert number("net", 0.1, metric(2.0, 5.0), of=100.0).verdict == number("none", 0.0, metric(0.1, 0.2)).verdict == "right"
+
+
+@pytest.mark.parametrize(("name", "file"), [("pace", "suite.toml"), ("nodes", "nodes.toml")])
+def test_the_energy_of_a_window_depends_on_when_it_is_taken(name: str, file: str) -> None:
+    """Over whole periods of the sensor's signal it would be the same wherever the window is taken to be."""
+    (benchmark,) = (one for one in load_suite(str(HERE / file)).suite.benchmark if one.name == name)
+    params, policy = Params.model_validate(benchmark.params), benchmark.measure or Policy()
+    seconds = policy.min_steps * (params.step_seconds + params.slow_rank_extra)
+    assert (
+        policy.max_steps == policy.min_steps
+        and policy.min_seconds <= seconds <= policy.max_seconds
+        and seconds % SIGNAL.period == pytest.approx(SIGNAL.period / 2)
+    )
 
 
 def test_all_of_the_known_work_runs_on_a_cpu_that_emulates_half_precision() -> None:
