@@ -52,6 +52,33 @@ def test_one_night_is_no_change_but_said_two_are_provisional_and_three_are_firm(
     assert [(change.index, change.provisional) for change in third.changes] == [(7, False)]
 
 
+def test_the_repeats_of_a_night_are_one_result() -> None:
+    """Those of one bad night were a firm level, and nights that differ by more than their repeats were levels of three results each."""
+    level = [900.0, 905.0, 898.0, 902.0, 901.0, 899.0, 903.0]
+
+    def on(rates: list[float]) -> list[Record]:
+        made = nights([rate for rate in rates for _ in range(3)])
+        for index, record in enumerate(made):
+            begun = START + timedelta(days=index // 3) + index % 3 * timedelta(minutes=20)
+            one = record.model_copy(update={"point": record.point.model_copy(update={"repeat": index % 3}), "attempt": index // 3 + 1})
+            made[index] = one.model_copy(update={"started_at": begun.isoformat()})
+        return made
+
+    (first,), (second,), (third,) = (history(on(level + [300.0, 302.0, 299.0][:count])) for count in (1, 2, 3))
+    assert first.changes == () and first.newest == pytest.approx(1 / 3, rel=0.01)
+    assert [(change.index, change.provisional) for change in second.changes] == [(21, True)]
+    assert [(change.index, change.provisional) for change in third.changes] == [(21, False)]
+    (few,) = history(on(level[:4]))
+    assert few.note == "4 of the 5 rounds of repeats that a change needs" and len(few.values) == 12
+    (hourly,) = history(
+        [one.model_copy(update={"started_at": (START + timedelta(hours=i)).isoformat()}) for i, one in enumerate(nights(level))]
+    )
+    assert hourly.note is None, "without repeats each run is a result, however soon after another"
+    rng = np.random.default_rng(1)
+    for _ in range(10):
+        assert not history(on(list(1000 * np.exp(0.01 * rng.standard_normal(8)))))[0].changes
+
+
 def test_a_bad_week_has_two_ends() -> None:
     (series,) = history(nights([100, 101, 99, 100, 60, 61, 60, 100, 101, 99, 100], ["a"] * 4 + ["b"] * 3 + ["a"] * 4))
     assert [change.index for change in series.changes] == [4, 7]

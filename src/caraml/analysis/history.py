@@ -1,10 +1,11 @@
 """Every attempt over time: per system and work a series, and the points at which its level changed.
 
 Optimal partitioning (Jackson et al. 2005; the optimum that PELT, Killick et al. 2012, finds faster): the segmentation with the least sum of
-squared deviations from the segments' means, in units of the noise, plus a penalty for each change. Two things keep it quiet:
+squared deviations from the segments' means, in units of the noise, plus a penalty for each change. Three things keep it quiet:
 
 * results resemble their neighbours (a warm week, a busy month), so deviations are measured in the noise that means have over weeks, the
   long-run variance of a first-order autoregression, estimated robustly and drawn towards ``MEMORY`` while results are few;
+* repeats of one round resemble each other more than nights do, so they are one result, their mean;
 * single results may be far off for reasons of their own, so every result is first brought to within ``FAR`` deviations of the median of its
   neighbours. What lasts for fewer results than half of them is therefore no level.
 
@@ -18,12 +19,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from caraml.analysis.estimate import UNKNOWN, Estimate, Value, started, values
+from caraml.analysis.estimate import SESSION_PAUSE, UNKNOWN, Estimate, Value, started, values
 from caraml.analysis.grouping import Difference, axes_of, compare_facts, facts, grouped, names, run_of, told_apart, valid, without
 from caraml.analysis.run_variation import mean_of
 from caraml.base.stats import SMALLEST_SD
@@ -84,7 +85,8 @@ class Series:
     note: str | None
     """Why no change can be found, if there are too few results."""
     newest: float | None
-    """The newest result over the level before it, if it is alone and far off: no change yet, and worth another run."""
+    """The newest result, or round of repeats, over the level before it, if it is alone and far off: no change yet, and worth another
+    run."""
 
     def mean(self, begin: int, end: int) -> Estimate | None:
         """The mean of the results from one index to another, with its interval between runs."""
@@ -122,24 +124,39 @@ def _series(name: str, records: Sequence[Record], metric: str) -> Series:
     measured = tuple(values(records, metric))
     errors = [one.error for one in measured if one.error is not None]
     floor = max(median(errors) if errors else 0.0, SMALLEST_SD)
-    logs = np.array([math.log(one.value) for one in measured])
+    begins = _rounds(records, measured)
+    logs = np.array([fmean(math.log(one.value) for one in measured[i:j]) for i, j in pairwise([*begins, len(measured)])])
     # Of one time are the rows of a table, whose order is none in time.
-    indices = [index for index in change_points(logs, floor) if measured[index].time > measured[index - 1].time]
+    indices = [begins[at] for at in change_points(logs, floor) if measured[begins[at]].time > measured[begins[at] - 1].time]
     edges = [0, *indices, len(measured)]
     found, direction = [], definition_of(metric, records).better
     for before, index, after in zip(edges, indices, edges[2:], strict=False):
+        rounds = sum(index <= one < after for one in begins)
         ratio = _level(measured[index:after]) / _level(measured[before:index])
         better = (ratio > 1) == (direction == "higher") if direction in ("higher", "lower") else None
-        found.append(ChangePoint(index, ratio, better, after - index < FIRM, _changed(records[before:index], records[index:after])))
-    note = None if len(measured) >= FEWEST else f"{len(measured)} of the {FEWEST} results that a change needs"
+        found.append(ChangePoint(index, ratio, better, rounds < FIRM, _changed(records[before:index], records[index:after])))
+    what = "results" if len(begins) == len(measured) else "rounds of repeats"
+    note = None if len(begins) >= FEWEST else f"{len(begins)} of the {FEWEST} {what} that a change needs"
     if note is None and measured[0].time == measured[-1].time:
         note = "all results are of one time"
-    newest = None
-    if note is None and measured[-1].time > measured[-2].time and len(measured) - edges[-2] > FIRM:
-        off = logs[-1] - float(np.median(logs[edges[-2] : -1]))
+    newest, last = None, begins.index(edges[-2])
+    if note is None and measured[-1].time > measured[begins[-1] - 1].time and len(begins) - last > FIRM:
+        off = logs[-1] - float(np.median(logs[last:-1]))
         newest = math.exp(off) if abs(off) > FAR * _noise(logs, floor)[0] else None
     unit = records[0].metrics[metric].unit
     return Series(name, metric, unit, direction, tuple(records), measured, tuple(found), note, newest)
+
+
+def _rounds(records: Sequence[Record], measured: Sequence[Value]) -> list[int]:
+    """Index of the first result of every round: of repeats of one work without a pause between them, each once."""
+    begins: list[int] = []
+    seen: set[int] = set()
+    for index, record in enumerate(records):
+        if not index or record.point.repeat in seen or measured[index].time - measured[index - 1].time >= SESSION_PAUSE:
+            begins.append(index)
+            seen = set()
+        seen.add(record.point.repeat)
+    return begins
 
 
 def _level(found: Sequence[Value]) -> float:
