@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -9,13 +10,19 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from bench.campaign.kill import torment
+from caraml.__main__ import main
+from caraml.base.errors import ExitCode
 from caraml.campaign.attempt import find
 from caraml.campaign.machine import DeviceLock, Pace
+from caraml.results import claim
 from caraml.results.claim import (
     CLAIM,
     HANDLE,
@@ -32,7 +39,7 @@ from caraml.results.claim import (
     take_over,
     withdraw,
 )
-from caraml.results.status import ProgressLine
+from caraml.results.status import ProgressLine, ProgressReader
 from caraml.results.store import Store
 from tests.conftest import MakePoint
 
@@ -166,6 +173,35 @@ def test_a_runner_elsewhere_lives_as_long_as_its_file_is_young(tmp_path: Path) -
     os.utime(file, (long_ago, long_ago))
     assert not alive(elsewhere, tmp_path)
     assert alive(heart.runner, tmp_path)
+    heart.end()
+
+
+def test_a_disk_that_fails_for_a_moment_ends_no_job_and_takes_none_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a network's does while its server is started anew: what runs on this host does not need it."""
+    heart, elsewhere, reader = Heartbeat(tmp_path), Runner("other~1~2", 1, "1"), ProgressReader(tmp_path)
+    (tmp_path / RUNNERS / elsewhere.file).touch()
+
+    def fails(code: int) -> Callable[..., NoReturn]:
+        def fail(path: Any = "results", *_: Any, **__: Any) -> NoReturn:
+            raise OSError(code, os.strerror(code), str(path))
+
+        return fail
+
+    for code, passes in ((errno.ESTALE, True), (errno.EIO, True), (errno.ENOENT, False)):
+        monkeypatch.setattr(claim, "touch", fails(code))
+        monkeypatch.setattr("caraml.results.status.opened", fails(code))
+        heart._last = time.monotonic() - 3600
+        with nullcontext() if passes else pytest.raises(FileNotFoundError):
+            heart.beat()
+        assert alive(elsewhere, tmp_path) is passes and reader.phases() == []
+    monkeypatch.setattr("caraml.__main__.verbs", lambda: fails(errno.ESTALE))
+    with pytest.raises(SystemExit) as ended, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["caraml", "status"])
+        patch.setattr("signal.signal", lambda *_: None)
+        main()
+    assert ended.value.code == ExitCode.ENVIRONMENT_UNFIT and "run the same command again once its disk answers" in capsys.readouterr().err
     heart.end()
 
 

@@ -129,7 +129,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_888,
-    "base": 2_897,
+    "base": 2_899,
     "campaign": 1_646,
     "cli": 1_621,
     "data": 791,
@@ -139,7 +139,7 @@ LINES = {
     "power": 4_876,
     "reference": 521,
     "report": 4_952,
-    "results": 3_186,
+    "results": 3_190,
     "suite": 2_715,
     "system": 3_508,
     "verify": 1_076,

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from caraml.base.errors import CaramlError, ExitCode
+from caraml.base.files import AWAY
 from caraml.base.format import spell_out
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ def main() -> None:
             place = next((path for path in reversed([whole, *whole.parents]) if os.path.isfile(path)), whole)  # noqa: PTH113
             say(f"caraml: {place}: found {_NAMES[error.errno]}\n  next step: name another, or move it away", err=True)
             sys.exit(ExitCode.WRONG_INPUT)
+        if error.errno in AWAY and error.filename is not None:
+            step = "run the same command again once its disk answers: campaigns go on where they stopped"
+            say(f"caraml: {error.filename}: {error.strerror}; results that are there stay whole\n  next step: {step}", err=True)
+            sys.exit(ExitCode.ENVIRONMENT_UNFIT)
         if error.errno not in _DISK:
             raise
         say(f"caraml: {error.filename or 'a file'}: {error.strerror}; results that are there stay whole", err=True)

@@ -28,6 +28,8 @@ TRUSTED_FOLDERS = "CARAML_TRUSTED_FOLDERS"
 DATA_VARIABLE = "CARAML_DATA"
 """Environment variable: folder of the data that CARAML prepares, instead of `~/.cache/caraml/data`; on a cluster, a shared one."""
 
+AWAY = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT)
+"""What a network's disk says of its files while its server is away, or has just come back."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _HOPS = 40
 """Links on one way that a kernel follows."""

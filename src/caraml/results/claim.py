@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from caraml.base.files import make_folder, owned, touch, write_new, write_once
+from caraml.base.files import AWAY, make_folder, owned, touch, write_new, write_once
 from caraml.base.limits import tail
 from caraml.base.plugins import Plugin, plugins
 
@@ -126,10 +126,14 @@ class Heartbeat:
         self._last = time.monotonic()
 
     def beat(self) -> None:
-        """Touch the file if it is time to."""
+        """Touch the file if it is time to. A disk that fails for a moment is asked again the next time: what runs goes on."""
         if time.monotonic() - self._last > BEAT_SECONDS:
-            touch(self._path)
             self._last = time.monotonic()
+            try:
+                touch(self._path)
+            except OSError as error:
+                if error.errno not in AWAY:
+                    raise
 
     def end(self) -> None:
         """Remove the file."""
@@ -143,8 +147,8 @@ def alive(runner: Runner, root: Path) -> bool:
         return start_time(runner.pid) == runner.start
     try:
         return _now(root / RUNNERS) - (root / RUNNERS / runner.file).stat().st_mtime < SILENCE_SECONDS
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in AWAY  # nothing is taken from one that may live
 
 
 def runs_here(runner: Runner, root: Path) -> bool:

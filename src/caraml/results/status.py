@@ -79,7 +79,7 @@ class ProgressReader:
                 self._offset = max(self._offset, size - LINE)  # of a file that grew by more, the end is enough
                 file.seek(self._offset)
                 fresh = file.read(LINE)
-        except (FileNotFoundError, InputError):
+        except (OSError, InputError):  # not there yet, or on a disk that fails for a moment: people miss a line
             return []
         whole, end, _ = fresh.rpartition(b"\n")
         self._offset += len(whole) + len(end)
