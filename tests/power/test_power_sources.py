@@ -554,6 +554,20 @@ def test_masks_in_all_spellings(monkeypatch: pytest.MonkeyPatch, mask: str | Non
     assert {c.domain for c in everything.values()} == {A, B, C}
 
 
+def test_numbers_of_different_gpus_are_cuda_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's GPU 0 is the fastest, NVML's the one of the lowest address: the energy of the small card was taken for the other's."""
+    gpus = [{"uuid": A, "name": "NVIDIA T400"}, {"uuid": B, "name": "NVIDIA A100-SXM4-40GB"}]
+    use(monkeypatch, "pynvml", FAKE_GPUS=gpus, CUDA_VISIBLE_DEVICES="0")
+    with pytest.raises(SourceUnavailable, match="counts the fastest of these different GPUs first") as unknown:
+        opened(create("nvml"))
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in (unknown.value.hint or "")
+    assert {c.domain for c in opened(create("nvml", ["1"]))[0].values()} == {B}, "asked for by the number that sensors have"
+    for name, value, expected in (("DEVICE_ORDER", "PCI_BUS_ID", {A}), ("VISIBLE_DEVICES", B, {B}), ("VISIBLE_DEVICES", "1,0", {A, B})):
+        monkeypatch.setenv(f"CUDA_{name}", value)
+        assert {c.domain for c in opened(create("nvml"))[0].values()} == expected
+        monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+
+
 def test_index_ten_is_not_index_one(monkeypatch: pytest.MonkeyPatch) -> None:
     uuids = [f"GPU-{i:08d}-x" for i in range(12)]
     use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": u} for u in uuids], CUDA_VISIBLE_DEVICES="10")

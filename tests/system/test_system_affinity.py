@@ -140,6 +140,12 @@ def test_a_kernel_that_knows_no_node_gives_lists_only(tree: Tree) -> None:
 def test_nobody_knows_where_the_devices_are(tree: Tree) -> None:
     root = tree(numa_host(sockets=2, nodes=1, cores=2) | pci(BUSES[0], 0, "0-1"))
     assert "neither" in str(device_affinity(machine(2).devices, root))
+
+
+def test_a_long_pci_domain_is_not_another(tree: Tree) -> None:
+    root = tree({**pci("0000:01:00.0", 0, "0-1"), **pci("10000:01:00.0", 1, "2-3")})
+    gpus = [DeviceModel(model="x", kind="cuda", pci_bus_id=bus) for bus in ("00010000:01:00.0", "00000000:01:00.0")]
+    assert device_affinity(gpus, root) == Affinity(cpus=("2-3", "0-1"), numa_nodes=(1, 0))
     assert placed(2, machine(2), set(range(4)), root) == ["0-1", "2-3"]
 
 

@@ -372,9 +372,9 @@ def _cpu_folder(cpu: int, root: Path) -> Path:
 
 
 def _pci(device: DeviceModel, root: Path) -> Path:
-    """NVML writes the PCI domain with eight digits, the kernel with four."""
+    """NVML writes the PCI domain with eight digits, the kernel with four, or five where it needs them."""
     domain, _, rest = (device.pci_bus_id or "").lower().partition(":")
-    return root / "sys/bus/pci/devices" / f"{domain[-4:]}:{rest}"
+    return root / "sys/bus/pci/devices" / f"{domain.lstrip('0').rjust(4, '0')}:{rest}"
 
 
 def _by_sys(device: DeviceModel, root: Path) -> frozenset[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -112,7 +113,15 @@ class NvmlSource(_Library):
             present[uuid] = (nv.quietly("nvmlDeviceGetName", handle) or "NVIDIA GPU", handle, tuple(aliases[uuid][1:]))
         if self.left_out and present:  # nvidia-smi counts them, torch does not
             self.left_out[-1] += "; numbers count those that open"
-        return {uuid: present[uuid] for uuid in self.choose(list(present), aliases, CUDA, closed=self.left_out)}
+        chosen = self.choose(list(present), aliases, CUDA, closed=self.left_out)
+        numbers = self.devices is None and re.match(r"\s*\d", os.environ.get(CUDA[0][0], ""))
+        by_bus = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+        if numbers and not by_bus and len(chosen) < len(present) and len({name for name, _, _ in present.values()}) > 1:
+            raise SourceUnavailable(
+                f"{CUDA[0][0]} has numbers, in which CUDA counts the fastest of these different GPUs first, and their sensors do not",
+                f"export CUDA_DEVICE_ORDER=PCI_BUS_ID, or have UUIDs in {CUDA[0][0]}",
+            )
+        return {uuid: present[uuid] for uuid in chosen}
 
     def _probe(self, uuid: str, name: str, handle: Any, slices: tuple[str, ...]) -> None:
         """Add the counter and the best power reading of one GPU, as far as they answer."""
