@@ -76,6 +76,8 @@ BESIDE_SECONDS, HELD_SECONDS = 180.0, 100.0
 are taken."""
 ENDING = 10.0
 """Of these, seconds to end its programs."""
+SHARED = dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), str(max((os.cpu_count() or 1) // 4, 1)))
+"""Cores for each of the programs that compile at the same time, where nobody says how many: each would start a process for every one."""
 BESIDE = ("gpt2-1024", "resnet50-b128", "gpt2-small-step")
 """Works of ``bench/train/compare.py``."""
 
@@ -83,7 +85,8 @@ BESIDE = ("gpt2-1024", "resnet50-b128", "gpt2-small-step")
 def begun(command: Sequence[str], **pipes: Any) -> subprocess.Popen[str]:
     """A program of Python with all that it starts in a session of its own."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | pipes
-    return subprocess.Popen([sys.executable, *command], text=True, errors="replace", start_new_session=True, **pipes)
+    own = {"env": SHARED | os.environ, "text": True, "errors": "replace", "start_new_session": True}
+    return subprocess.Popen([sys.executable, *command], **own, **pipes)
 
 
 def end(program: subprocess.Popen[str]) -> None:
@@ -145,7 +148,7 @@ def correctness(options: argparse.Namespace, points: Sequence[PlannedPoint], wor
     """All checks, in a process of their own. Points and works compile meanwhile, which would take a minute of each."""
     own = [__file__, "--device", options.device, "--suite", str(options.suite)]
     commands: list[list[str]] = []
-    if compiles(options.device) and not one_process_at_a_time() and _memory(options.device) >= MEMORY:
+    if compiles(options.device) and not one_process_at_a_time() and options.memory >= MEMORY:
         commands = [[*own, "--first-step", str(index)] for index, one in enumerate(points) if one.point.benchmark in STEPPED]
         commands += [[*turns_of(work, options), "--rounds", "0", "--after", str(LATER)] for work in works]
     with meanwhile(commands, seconds) as wait:
@@ -153,12 +156,6 @@ def correctness(options: argparse.Namespace, points: Sequence[PlannedPoint], wor
         if not any(one.wrong for one in found):
             wait()
     return found
-
-
-def _memory(kind: str) -> float:
-    """Bytes of the device's memory, as far as torch tells."""
-    properties = getattr(torch.get_device_module(kind), "get_device_properties", None)
-    return float(getattr(properties(0), "total_memory", 0)) if properties else 0.0
 
 
 def one_process_at_a_time() -> bool:
@@ -363,6 +360,7 @@ def main() -> int:
     if options.first_step is not None:
         first_step(points[options.first_step].point, options.device)
         return 0
+    options.memory = min((one.memory_bytes or 0 for one in system.devices), default=0)
     options.folder = options.out / re.sub(r"[^a-z0-9]+", "-", system.identity.lower()).strip("-")
     found = Found(f"{system.identity}, torch {torch.__version__}, driver {system.driver}", [], [], [], [])
     waiting = {works[0]: held(works[0], options)} if works and compiles(options.device) and not one_process_at_a_time() else {}

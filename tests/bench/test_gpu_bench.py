@@ -83,8 +83,10 @@ def test_a_check_that_cannot_be_made_says_why_and_the_others_are_made(gpu: Modul
     assert "unknown: ModuleNotFoundError" in gpu.Found("T", [images], [], [], []).markdown()
 
 
-def test_a_part_that_crashes_or_takes_too_long_takes_nothing_with_it(gpu: ModuleType) -> None:
+def test_a_part_that_crashes_or_takes_too_long_takes_nothing_with_it(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(gpu, "SHARED", dict.fromkeys(gpu.SHARED, "7"))
 
     def ran(code: str, hear: Callable[[str], None] = said.append) -> str | None:
         return cast("str | None", gpu.heard(gpu.begun(["-c", code]), 60, hear))
@@ -99,8 +101,8 @@ def test_a_part_that_crashes_or_takes_too_long_takes_nothing_with_it(gpu: Module
 
     code = "import subprocess, time; subprocess.Popen(['sleep', '300']); print('two', flush=True); time.sleep(300)"
     assert ran(code, hear) == "not ready within 60 s"
-    assert ran("print('three')") is None
-    assert said == ["one", "no such device", "two", "three"]
+    assert ran("import os; print(*(os.environ[name] for name in ('OMP_NUM_THREADS', 'TORCHINDUCTOR_COMPILE_THREADS')))") is None
+    assert said == ["one", "no such device", "two", "3 7"], "who compiles beside others starts fewer processes, unless it is told"
 
 
 def test_others_compile_while_the_device_is_checked(gpu: ModuleType, tmp_path: Path) -> None:
@@ -135,8 +137,8 @@ def test_what_compiles_beside_the_checks_has_memory_and_a_context(
 
     def commands(kind: str = "cuda", memory: float = 150e9) -> list[list[str]]:
         asked.clear()
-        monkeypatch.setattr(gpu, "_memory", lambda _: memory)
-        options = SimpleNamespace(device=kind, suite="s.toml", precision="bf16", nanogpt="n", timm=None, torchvision=None, batch=None)
+        paths = {"suite": "s.toml", "nanogpt": "n", "timm": None, "torchvision": None}
+        options = SimpleNamespace(device=kind, memory=memory, precision="bf16", batch=None, **paths)
         gpu.correctness(options, points, ["resnet50-b128"], 60.0)
         return asked
 
