@@ -130,7 +130,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_888,
     "base": 2_899,
-    "campaign": 1_646,
+    "campaign": 1_651,
     "cli": 1_621,
     "data": 791,
     "engine": 4_737,

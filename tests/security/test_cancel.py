@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -111,13 +112,23 @@ def test_a_process_that_is_no_runner_of_the_folder_is_left_alone(
     assert f"left process {bystander.pid} alone" in sentence and bystander.poll() is None
 
 
-def test_a_runner_of_the_folder_is_ended(tmp_path: Path, make_point: MakePoint) -> None:
-    program = "import sys, time; from pathlib import Path; from caraml.results.claim import Heartbeat\n"
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_runner_of_the_folder_is_ended(heeds: bool, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that Ctrl-Z has stopped; one that does not end is not called ended."""
+    monkeypatch.setattr(ending, "_PATIENCE", 60.0 if heeds else 0.1)
+    program = "import sys, signal, time; from pathlib import Path; from caraml.results.claim import Heartbeat\n"
+    program += "" if heeds else "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     program += "held = Heartbeat(Path(sys.argv[1])); print(held.runner, flush=True); time.sleep(300)"
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True) as runner:
         assert runner.stdout is not None
         attempt(tmp_path, make_point, **{f"{CLAIM}1": runner.stdout.readline().strip()})
-        assert next(cancel(tmp_path, "planted")) == f"ended the runner, process {runner.pid}"
+        runner.send_signal(signal.SIGSTOP)
+        sentence = next(cancel(tmp_path, "planted"))
+        if heeds:
+            assert sentence == f"ended the runner, process {runner.pid}"
+        else:
+            assert f"told the runner, process {runner.pid}, to end, and it has not yet: kill -9 {runner.pid}" in sentence
+            runner.kill()
         assert runner.wait(300) < 0
 
 

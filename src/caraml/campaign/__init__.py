@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -228,10 +229,14 @@ def _end_runner(runner: Runner, root: Path) -> str:
     if runner.place != myself().place:
         return f"the runner is process {runner.pid} on {runner.host}: end it there, or it will start the points that are left"
     if runs_here(runner, root):
-        os.kill(runner.pid, signal.SIGTERM)
+        for number in (signal.SIGTERM, signal.SIGCONT):  # one that was stopped, as by Ctrl-Z, hears of it when it goes on
+            with suppress(ProcessLookupError):
+                os.kill(runner.pid, number)
         deadline = time.monotonic() + _PATIENCE
         while start_time(runner.pid) == runner.start and time.monotonic() < deadline:
             time.sleep(0.05)
+        if start_time(runner.pid) == runner.start:
+            return f"told the runner, process {runner.pid}, to end, and it has not yet: kill -9 {runner.pid} ends it, if it does not"
         return f"ended the runner, process {runner.pid}"
     if start_time(runner.pid) == runner.start:
         return f"left process {runner.pid} alone: nothing but a claim says that it is the runner; kill {runner.pid} ends it, if it is"
