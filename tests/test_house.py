@@ -128,14 +128,14 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_888,
+    "analysis": 3_892,
     "base": 2_899,
     "campaign": 1_651,
     "cli": 1_621,
     "data": 791,
     "engine": 4_737,
     "launch": 1_818,
-    "metrics": 989,
+    "metrics": 992,
     "power": 4_885,
     "reference": 521,
     "report": 4_952,
@@ -143,7 +143,7 @@ LINES = {
     "suite": 2_715,
     "system": 3_508,
     "verify": 1_076,
-    "worker": 2_394,
+    "worker": 2_395,
     "workloads": 8_695,
 }
 FILES = 190

@@ -21,7 +21,7 @@ TRAINING_PHASES = ("first_step", "warm_up", "measure", "after")
 _Z = 1.959964
 """Quantile of the normal distribution for 95 %."""
 INPUT_BOUND_SHARE = 0.1
-"""Share of the window spent waiting for batches above which a run is input-bound: without the wait it would be 11 % faster or more."""
+"""Share of the window spent waiting for batches above which a run is input-bound: without the wait a CPU would be 11 % faster or more."""
 
 
 def run_metrics(run: Measured, energy: WindowEnergy | None) -> dict[str, Metric]:
@@ -92,18 +92,21 @@ def _staging(run: Measured) -> Metric:
 
 
 def is_input_bound(point: Point, metrics: Mapping[str, Metric]) -> bool:
-    """Whether faster input would have made this run faster: waits for batches took more than :data:`INPUT_BOUND_SHARE` of the window."""
+    """Whether faster input would have made this run faster: waits for batches took more than :data:`INPUT_BOUND_SHARE` of the window. An
+    accelerator's host only waits so long where input is slower than the device, by however little."""
     wait = metrics["data_wait_share"].value
     return point.mode == "train" and wait is not None and wait > INPUT_BOUND_SHARE
 
 
-def without_wait(throughput: Metric, wait: float | None, trained: bool) -> Metric:
-    """Throughput of the same steps without the waits for batches, and what that says of the run."""
+def without_wait(throughput: Metric, wait: float | None, trained: bool, behind: bool = False) -> Metric:
+    """Throughput of the same steps without the waits for batches, and what that says of the run. A device that works ``behind`` the host's
+    back may have worked during the waits: then it is the most that the throughput would have been."""
     if throughput.value is None or wait is None or not trained or wait >= 1:
         return Metric(value=None, unit=throughput.unit, reason="only mode train both waits and computes")
     kind = "input-bound" if wait > INPUT_BOUND_SHARE else "compute-bound"
-    value = throughput.value / (1 - wait)
-    return Metric(value=value, unit=throughput.unit, reason=f"{kind}: {100 * wait:.2g} % of the window was spent waiting for batches")
+    most = "; the device may have worked meanwhile, so this is the most without the wait" if behind else ""
+    reason = f"{kind}: {100 * wait:.2g} % of the window was spent waiting for batches{most}"
+    return Metric(value=throughput.value / (1 - wait), unit=throughput.unit, reason=reason)
 
 
 # -- epochs ------------------------------------------------------------------------------------------------------------

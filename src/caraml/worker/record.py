@@ -146,7 +146,8 @@ def make_record(ranks: list[RankSummary], known: Known, *, table: bool = True) -
     metrics = derive(measured, nodes.energy, nodes.idle, datasheet, known.probed, bandwidth=known.bandwidth, cache=known.cache)
     metrics["other_cpu_share"] = nodes.other_cpu
     metrics |= run_metrics(measured, nodes.energy)
-    metrics["throughput_without_wait"] = without_wait(metrics["throughput"], metrics["data_wait_share"].value, point.mode == "train")
+    trained, behind, wait = point.mode == "train", point.device_class == "gpu", metrics["data_wait_share"].value
+    metrics["throughput_without_wait"] = without_wait(metrics["throughput"], wait, trained, behind)
     if known.facts.epoch_items is not None:
         metrics |= nominal_epoch(metrics["energy_per_item"], known.facts.epoch_items, point.world)
     metrics |= epoch_metrics(measured, joules(nodes.spans.get("epochs"), *HEADLINES))
