@@ -133,7 +133,7 @@ LINES = {
     "campaign": 1_651,
     "cli": 1_621,
     "data": 791,
-    "engine": 4_737,
+    "engine": 4_763,
     "launch": 1_818,
     "metrics": 992,
     "power": 4_885,

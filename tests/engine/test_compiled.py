@@ -20,7 +20,7 @@ from caraml.suite.model import Knobs
 from caraml.suite.placement import Machine
 from caraml.workloads import load_workload, params_of
 from caraml.workloads.base import BuildContext, Task
-from caraml.workloads.gpt.model import TILE, _rows_of_chunk, linear_cross_entropy
+from caraml.workloads.gpt.model import TILE, linear_cross_entropy, rows_of_chunk
 from caraml.workloads.weather.atmorep import PRESETS
 from caraml.workloads.weather.regime_clustering import RegimeNetwork
 from tests.conftest import MakePoint
@@ -151,7 +151,7 @@ def test_the_compiled_loss_goes_over_its_logits_once(monkeypatch: pytest.MonkeyP
     ("count", "most", "rows"), [(65536, 2668, 2048), (5000, 2668, 2560), (2668, 2668, 2668), (100, 2668, 100), (300, 40, 40), (3, 0, 1)]
 )
 def test_chunks_of_the_loss_are_whole_tiles_and_if_they_can_equal(count: int, most: int, rows: int) -> None:
-    assert _rows_of_chunk(count, most) == rows
+    assert rows_of_chunk(count, most) == rows
 
 
 def plan(workload: str, lines: str = "", **machine: Any) -> Any:

@@ -179,6 +179,28 @@ def test_the_loss_of_a_divided_model_is_planned_as_it_is_not_compiled(placement:
     assert memory_plan(on).logits == memory_plan(off).logits
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_large_batch_is_planned_as_fast_as_a_small_one_and_as_exactly(dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk of the loss was counted: minutes for a batch of a thousand sequences, and no end for more."""
+    config = config_of(Params.model_validate({**SMALL, "sequence_length": 32}))
+    counted = list[int]()
+
+    def loss_of(batch: int) -> int:
+        memory._run.cache_clear()
+        memory._peaks_of_loss.cache_clear()
+        found = memory._run(config, batch, 1, False, dtype, cp=1, masked=False, loss_bytes=(1 << 20, 1 << 18))  # 128 rows a chunk
+        counted.append(memory._peaks_of_loss.cache_info().misses)
+        return found.loss
+
+    quick = loss_of(160), loss_of(320)
+    assert counted == [2, 2]
+    monkeypatch.setattr(memory, "FEW_CHUNKS", 1000)
+    assert quick == (loss_of(160), loss_of(320))
+    assert counted[2:] == [1, 1]
+    monkeypatch.undo()
+    assert loss_of(10**9) > 10**6 * quick[0]
+
+
 def test_another_workload_is_refused(make_point: MakePoint) -> None:
     with pytest.raises(InputError, match="planned for workload 'gpt'"):
         memory_plan(make_point())

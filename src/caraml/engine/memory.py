@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
@@ -28,7 +29,7 @@ from caraml.suite.placement import ModelShape, impossible, layers_of_stage
 from caraml.system.model import System
 from caraml.workloads.base import Attend
 from caraml.workloads.gpt import Params, config_of
-from caraml.workloads.gpt.model import Block, GPTConfig, Norm, chunk_bytes_of, linear_cross_entropy
+from caraml.workloads.gpt.model import Block, GPTConfig, Norm, chunk_bytes_of, linear_cross_entropy, rows_of_chunk
 
 _FLOAT = 4
 _TOKEN = 8
@@ -233,6 +234,32 @@ def _run(
             rotary = torch.empty(T, C // config.heads), torch.empty(T, C // config.heads)
         return (lambda: block(x, rotary)), (block, x, rotary)
 
+    kept, forward, backward = kept_and_peaks(layer, dtype)  # type: ignore[arg-type]
+    ends = functools.partial(_peaks_of_loss, config, tp, part, dtype, stream)
+    rows = rows_of_chunk(micro_batch * T, loss_bytes[0] // (4 * config.vocab_size))
+    alone = rows // math.gcd(rows, T)  # micro-batches of whole chunks as large as these
+    few = -(-FEW_CHUNKS * rows // (T * alone)) * alone
+    if tp > 1 or micro_batch <= 2 * few:
+        loss = max(ends(loss_bytes, micro_batch))
+    else:  # each chunk more takes as long to count as the one before it, and as much memory
+        low, high = (ends((rows * 4 * config.vocab_size, loss_bytes[1]), batch) for batch in (few, 2 * few))
+        loss = max(a + (b - a) * (micro_batch - few) // few for a, b in zip(low, high, strict=True))
+    return _Micro(kept, max(forward, backward) - kept, _state_bytes(config) * micro_batch * T * C // part, loss)
+
+
+@functools.cache
+def _peaks_of_loss(  # noqa: PLR0917
+    config: GPTConfig,
+    tp: int,
+    part: int,
+    dtype: torch.dtype | None,
+    stream: torch.dtype | None,
+    loss_bytes: tuple[int, int],
+    micro_batch: int,
+) -> tuple[int, int]:
+    """Of the final norm and the loss, in the forward and the backward pass."""
+    T, C = config.sequence_length, config.width
+
     def end() -> tuple[object, object]:
         norm, head = Norm(C), nn.Linear(C, config.vocab_size // tp, bias=False)
         x = torch.empty(micro_batch, T // part, C, requires_grad=True, dtype=stream)
@@ -249,9 +276,7 @@ def _run(
 
         return loss, (norm, head, x, targets)
 
-    kept, forward, backward = kept_and_peaks(layer, dtype)  # type: ignore[arg-type]
-    _, loss_forward, loss_backward = kept_and_peaks(end, dtype)  # type: ignore[arg-type]
-    return _Micro(kept, max(forward, backward) - kept, _state_bytes(config) * micro_batch * T * C // part, max(loss_forward, loss_backward))
+    return kept_and_peaks(end, dtype)[1:]  # type: ignore[arg-type]
 
 
 def _attend_in_part(cp: int, piece: int, dtype: torch.dtype, masked: bool) -> Attend:
@@ -337,6 +362,7 @@ def kept_and_peaks(build: Callable[[], tuple[Callable[[], torch.Tensor], Any]], 
     return kept, forward_peak, backward_peak
 
 
+FEW_CHUNKS = 16  # of the loss, which are counted one by one; of more than twice as many the memory follows from these
 USABLE = 0.9  # of a device's memory, which a plan may fill; the rest is left to the driver, the libraries' buffers and fragmentation
 MOST_DEVICES = 4096
 SHORTEST_PART = 4096  # tokens of a sequence, at least, where `cp` is proposed: with fewer a device waits for the others' keys and values

@@ -110,7 +110,7 @@ def _loss_alone(x: Tensor, w: Tensor, targets: Tensor, rows: int, at_a_time: int
     return total / x.shape[0]
 
 
-def _rows_of_chunk(count: int, most: int) -> int:
+def rows_of_chunk(count: int, most: int) -> int:
     """Rows of a chunk: a multiple of ``TILE`` where ``most`` allows it, and if possible such that chunks are equal: one kernel does all."""
     if count <= most:
         return max(1, count)
@@ -138,7 +138,7 @@ def linear_cross_entropy(
     chunk_bytes = chunk_bytes or chunk_bytes_of(kind, compiling)
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     row_bytes = 4 * weight.shape[0]
-    rows = _rows_of_chunk(hidden.shape[0], chunk_bytes // row_bytes)
+    rows = rows_of_chunk(hidden.shape[0], chunk_bytes // row_bytes)
     if cached_bytes is None:
         in_parts = kind == "cpu" and not compiling
         cached_bytes = CACHED_BYTES * torch.get_num_threads() if in_parts else chunk_bytes
