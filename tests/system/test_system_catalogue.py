@@ -15,6 +15,8 @@ from caraml.report.tables import system_rows
 from caraml.system import model as described
 from caraml.system.catalogue import list_systems, load_system
 from caraml.system.files import cpu_numbers
+from caraml.system.model import Cpu, DeviceModel, System
+from caraml.worker.record import _datasheet
 
 
 def peak(model: str, dtype: str) -> float | None:
@@ -97,6 +99,15 @@ def test_figures_name_their_source() -> None:
     found = peak["bf16"]
     assert found.unit == "FLOP/s"
     assert found.source.endswith("(dense, per GCD)")
+
+
+@pytest.mark.parametrize(("devices", "expected"), [(1, 312e12), (2, None), (8, None)])
+def test_devices_that_differ_have_no_common_peak(devices: int, expected: float | None) -> None:
+    """CUDA counts the fastest first: its peak was that of the others as well."""
+    first, second = (DeviceModel(model=model, kind="cuda") for model in ("NVIDIA A100-SXM4-40GB", "NVIDIA L4"))
+    system = System(name="x", title="", devices_per_node=2, devices=(first, second), cpu=Cpu(model="c"))
+    found = _datasheet(described.with_sheet(system), "bf16", devices)
+    assert (found.value, found.reason) == (expected, None if expected else "the devices differ: NVIDIA A100-SXM4-40GB, NVIDIA L4")
 
 
 def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:

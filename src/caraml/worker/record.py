@@ -142,7 +142,7 @@ def make_record(ranks: list[RankSummary], known: Known, *, table: bool = True) -
     known = dataclasses.replace(known, facts=_with_damaged(known.facts, ranks))
     measured, point = together(ranks, known), known.point
     nodes = _nodes(ranks, measured.window)
-    datasheet = known.datasheet or _datasheet(system, point.precision)
+    datasheet = known.datasheet or _datasheet(system, point.precision, len(ranks))
     metrics = derive(measured, nodes.energy, nodes.idle, datasheet, known.probed, bandwidth=known.bandwidth, cache=known.cache)
     metrics["other_cpu_share"] = nodes.other_cpu
     metrics |= run_metrics(measured, nodes.energy)
@@ -307,10 +307,14 @@ def _fingerprint(ranks: list[RankSummary]) -> Fingerprint | None:
     return Fingerprint(step=FINGERPRINT_STEP, losses=[float(own[FINGERPRINT_STEP - 1]).hex() for own in seen])
 
 
-def _datasheet(system: System, precision: Precision) -> Peak:
+def _datasheet(system: System, precision: Precision, devices: int) -> Peak:
+    """The peak of each of the first ``devices`` of a node."""
     dtype = ARITHMETIC.get(precision)
     if dtype is None:
         return Peak(value=None, dtype=precision, reason="which peak it is depends on the precision, which was not stated")
+    models = sorted({device.model for device in system.devices[:devices]})
+    if len(models) > 1:
+        return Peak(value=None, dtype=dtype, reason=f"the devices differ: {', '.join(models)}")
     figure = (system.peak or {}).get(dtype)
     if figure is None:
         reason = system.missing.get("peak") or f"the data sheet of {system.devices[0].model} has no {dtype}"
