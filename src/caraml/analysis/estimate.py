@@ -282,6 +282,12 @@ def _own_machines(groups: Sequence[Sequence[Value]]) -> bool:
     return len(hosts) > 1 and "" not in set().union(*hosts) and sum(map(len, hosts)) == len(set().union(*hosts))
 
 
+def _hours_apart(groups: Sequence[Sequence[Value]]) -> bool:
+    """Whether the runs of two of the groups are all so far apart in time as those of different sessions, with runs of others between."""
+    times = [[one.time for one in group] for group in groups if group]
+    return bool(times) and max(map(min, times)) - min(map(max, times)) >= SESSION_PAUSE
+
+
 def observations(
     groups: Sequence[Sequence[Value]], known: bool, nights: Mapping[int, int], *, only_ratios: bool = False, apart: bool = False
 ) -> list[Observations | None]:
@@ -302,7 +308,8 @@ def observations(
             sessions.setdefault(number[id(one)], []).append(one)
     several = any(len(sessions) > 1 for sessions in by_session)
     hosts = {one.host for group in groups for one in group}
-    assumed = (SESSION_SD if len(hosts) == 1 else SINGLE_RUN_SD) ** 2 if known and not several and len(everywhere) > 1 else 0.0
+    one_state = len(everywhere) < 2 and not (only_ratios and _hours_apart(groups))
+    assumed = (SESSION_SD if len(hosts) == 1 else SINGLE_RUN_SD) ** 2 if known and not several and not one_state else 0.0
     cells: list[Observations | None] = []
     for group, sessions in zip(groups, by_session, strict=True):
         if not group:
