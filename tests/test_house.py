@@ -129,7 +129,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_899,
-    "base": 2_899,
+    "base": 2_901,
     "campaign": 1_651,
     "cli": 1_621,
     "data": 791,
@@ -140,7 +140,7 @@ LINES = {
     "reference": 521,
     "report": 4_952,
     "results": 3_190,
-    "suite": 2_715,
+    "suite": 2_728,
     "system": 3_508,
     "verify": 1_076,
     "worker": 2_399,

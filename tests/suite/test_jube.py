@@ -521,6 +521,16 @@ def test_why_no_step_is_found_is_told(language: Path, images: Path) -> None:
         suite_from_script(images, [])
 
 
+@pytest.mark.parametrize("last", ["", "x"])
+def test_parameters_that_double_each_other_end(language: Path, last: str) -> None:
+    """Thirty of them would be a thousand million texts."""
+    doubling = "".join(f'      - {{name: a{n}, _: "${{a{n + 1}}}${{a{n + 1}}}"}}\n' for n in range(30))
+    doubling += f'      - {{name: a30, _: "{last}"}}\n'
+    language.write_text(LANGUAGE.replace("      - {name: dataset, _: OSCAR}\n", f'{doubling}      - {{name: dataset, _: "$a0"}}\n'))
+    told = "with its parameters it has 32,768 characters, and at most 20,000 are read" if last else "dataset = : no value of data says that"
+    assert told in suite_from_script(language, ["800M", "A100"])
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -121,6 +121,8 @@ DATABASE = 256 * _MiB
 """What DuckDB takes of the memory."""
 JUBE, JUBE_ROWS, JUBE_CELLS = 4 * _MiB, 1_000, 100_000
 """Bytes, rows and cells of a result table of JUBE: each row becomes a record."""
+JUBE_TEXT = 20_000
+"""Characters of a parameter of a JUBE script, with the values of those in it."""
 MERGED, MERGED_CHANNELS, RANKS = 96 * _MiB, 200_000, 100_000
 """Bytes and channels of all results of `caraml power` that are merged, and ranks that a result may say there were."""
 OUTPUT = 128 * _MiB

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from caraml.base.errors import InputError, in_a_line, unknown_name
 from caraml.base.format import printable
-from caraml.base.limits import JUBE_ROWS, too_large
+from caraml.base.limits import JUBE_ROWS, JUBE_TEXT, too_large
 from caraml.suite.jube_script import (
     DEPTH,
     GIVE_TAGS,
@@ -69,11 +69,21 @@ class _Parameters:
     def __init__(self, elements: dict[str, Element], commands: Sequence[Element] = ()) -> None:
         self.elements, self.commands = elements, commands
         self.used: set[str] = set()
+        self._chosen: dict[str, str] = {}
+        self._known: dict[str, str] = {}
+        """Values under this choice: one that stands in others twice each would be made as often as they double."""
         self.lost: dict[str, tuple[int, str, str]] = {}
         """Keys whose value is not known or has no counterpart: the line, why, and the next step."""
 
     def value(self, name: str, chosen: dict[str, str], depth: int = 0) -> str:
         """A parameter's text under a choice of the swept ones. Raises ``_UnknownError`` and ``_SweptError``."""
+        if chosen != self._chosen:
+            self._chosen, self._known = dict(chosen), {}
+        if name not in self._known:
+            self._known[name] = self._value(name, chosen, depth)
+        return self._known[name]
+
+    def _value(self, name: str, chosen: dict[str, str], depth: int) -> str:
         element = self.elements.get(name)
         mode = "text" if element is None else element.attributes.get("mode", "text")
         if element is None or mode not in ("text", "python") or depth > DEPTH:
@@ -93,10 +103,13 @@ class _Parameters:
         return chosen.get(name, text)
 
     def filled(self, template: str, chosen: dict[str, str], depth: int = 0) -> str:
-        """A text with the values of the parameters in it; ``$$`` is a dollar."""
-        return "$".join(
+        """A text with the values of the parameters in it; ``$$`` is a dollar. Raises ``_UnknownError`` also for one that is too long."""
+        text = "$".join(
             _VARIABLE.sub(lambda found: self.value(found[1] or found[2], chosen, depth + 1), part) for part in template.split("$$")
         )
+        if len(text) > JUBE_TEXT:
+            raise _UnknownError(f"with its parameters it has {len(text):,} characters, and at most {JUBE_TEXT:,} are read", "shorten it")
+        return text
 
     def options(self) -> dict[str, tuple[Element, str]]:
         """Every option of a program in texts of parameters and commands, with hyphens: where, and a template of its value or itself."""
