@@ -116,6 +116,7 @@ def test_every_application_reads_and_predicts(root: Path, name: str, mode: str) 
         ("ap4", {"rows": 37, "columns": 72}),
         ("ap5", {"rows": 32, "columns": 40}),
         ("ap6", {"crop": 32, "samples": 8, "prototypes": 4}),
+        ("ap6", {"crop": 32, "samples": 1, "prototypes": 4}),
         ("atmorep", {"preset": "tiny"}),
     ],
 )

@@ -314,7 +314,7 @@ def build(ctx: BuildContext[RegimeParams]) -> Task:
     optimizer = torch.optim.SGD(
         trained, lr=params.learning_rate, momentum=params.momentum, weight_decay=params.weight_decay, fused=ctx.fused
     )
-    steps_per_epoch = given.samples // ctx.world // ctx.micro_batch
+    steps_per_epoch = max(given.samples // ctx.world // ctx.micro_batch, 1)  # batches on the device may repeat the samples of a small set
     bank = MemoryBank(steps_per_epoch * ctx.micro_batch, given.samples, crops=2, heads=heads, width=FEATURES, device=ctx.device)
     size, formula = 4 * 2 * CHANNELS * params.crop**2, f"{COUNTED}; two crops per sample; k-means not counted"
     facts = counted_facts("sample", network, given, _flops(params), bytes_per_sample=size, formula=formula)
