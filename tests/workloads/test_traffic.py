@@ -37,6 +37,29 @@ def test_views_move_nothing_and_attention_is_one_kernel() -> None:
     assert traffic(scale, loss).per_sample < 40 * 4 * 2 * 1024 * 8, "a matrix of scores alone would be 128 times one operand"
 
 
+class Biased(nn.Module):
+    """Adds to the scores of attention by a table that is made in the first pass, of a parameter, as BEiT's and ConViT's are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.biases = nn.Linear(1, 1, bias=False), nn.Parameter(torch.empty(1))
+        self.fixed = nn.Parameter(torch.empty(1), requires_grad=False)
+        self.places: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.places is None:
+            self.places = torch.ones(16, 16, device=x.device) * 2
+        x = x * self.scale.weight
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=self.places * self.biases)
+
+
+def test_what_is_added_to_scores_stops_no_count() -> None:
+    with torch.device("meta"):
+        network = Biased()
+    moved = traffic(network, lambda samples: network(torch.empty(samples, 2, 16, 8, device="meta")).sum())
+    assert moved.per_sample > 4 * 4 * 2 * 16 * 8 and moved.besides > 2 * 4 * 16 * 16
+
+
 def test_attention_of_one_query_reads_keys_and_values_once() -> None:
     """As of a class in CaiT and XCiT: its result has the size of the query, and its gradients those of what they belong to."""
     with torch.device("meta"):

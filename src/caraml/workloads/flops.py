@@ -162,7 +162,7 @@ def _bytes(tensors: Any) -> int:
 class _FusedAttention(TorchFunctionMode):
     """Attention as one kernel, as devices have it; the meta device would write the matrix of all scores.
 
-    Another operation of three inputs and one output of these sizes takes its place.
+    Another operation of three inputs and one output of these sizes takes its place. What is added to the scores is left out.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -180,11 +180,14 @@ def traffic(model: torch.nn.Module, loss: Callable[[int], torch.Tensor]) -> Traf
     ``loss`` computes on the meta device. Two sizes of the micro-batch tell what grows with it from what does not.
     """
     few, many = _counted(model, loss, 2), _counted(model, loss, 4)
+    if len(few) != len(many):  # the first pass of a network may make tables that it keeps
+        few = _counted(model, loss, 2)
     return Traffic(tuple(((more - less) / 2, 2.0 * less - more, 1.0) for less, more in zip(few, many, strict=True)))
 
 
 def _counted(model: torch.nn.Module, loss: Callable[[int], torch.Tensor], samples: int) -> list[int]:
     counter = _KernelCounter()
     with counter, _FusedAttention():
-        torch.autograd.grad(loss(samples), list(model.parameters()))
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        torch.autograd.grad(loss(samples), trained, allow_unused=True)  # such as what is only added to scores of attention
     return counter.kernels
