@@ -570,7 +570,7 @@ FAULTS = [
     ),
     Fault("shortest and longest step swapped", METRICS, '"step_time_min": seconds(min(', '"step_time_min": seconds(max(', (T_METRICS,)),
     Fault("quantiles of the step time swapped", METRICS, '"step_time_p5": 0.05', '"step_time_p5": 0.95', (T_METRICS,)),
-    Fault("percentiles of steps that are too few", METRICS, "if ordered.size * min(share, 1 - share) < 1:", "if False:", (T_METRICS,)),
+    Fault("percentiles of steps that are too few", METRICS, "if steps.size * min(share, 1 - share) < 1:", "if False:", (T_METRICS,)),
     Fault("an idle baseline that is not valid is subtracted", ENERGY_METRICS, " or not baseline.valid:", ":", (T_METRICS,)),
     Fault(
         "joules taken for watt-hours",
