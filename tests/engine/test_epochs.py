@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,7 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.suite.model import Policy
 from caraml.verify import KnownDevice, VirtualClock
+from caraml.worker.record import _places
 
 STEP, CHECK, STEPS = 0.05, 0.2, 10
 
@@ -100,6 +102,15 @@ def test_a_warning_before_the_epoch_that_counts_lets_it_begin_at_once() -> None:
     assert sum(row.steps for row in measured.epochs) == len(measured.rows) < 300
     assert 4 <= len(measured.window_rows) == measured.epochs[1].steps
     assert measured.end - measured.begin == pytest.approx(measured.epochs[1].steps * STEP)
+
+
+def test_steps_are_told_of_the_epoch_that_they_were_trained_in() -> None:
+    """The first epoch of a thousand steps was left soon after a warning: the step after it is the first of the fourth."""
+    measured = Run(Policy(epochs=5), steps=1000, warned_at=100).measured
+    first, fourth = (row.steps for row in measured.epochs)
+    assert list(_places(measured, 1000)) == [(1, batch) for batch in range(first)] + [(4, batch) for batch in range(fourth)]
+    plain = dataclasses.replace(measured, epochs=[])
+    assert list(_places(plain, 50))[49:51] == [(1, 49), (2, 0)] and set(_places(plain, None)) == {(None, None)}
 
 
 def test_an_epoch_too_short_to_be_cut_is_still_known_to_lack_its_validation() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from caraml.metrics.model import METRICS, Facts, Measured, Phase, Window, unit_of
+from caraml.metrics.model import METRICS, Epoch, Facts, Measured, Phase, Window, unit_of
 from caraml.metrics.run import run_metrics, whole_run
 from caraml.power.model import BoundaryEnergy, ChannelEnergy, WindowEnergy
 from tests.report.record_factory import make_point
@@ -56,6 +56,16 @@ def test_epochs_are_whole_and_begin_with_the_first_step() -> None:
     found = {name: metric.value for name, metric in run_metrics(run(), None).items()}
     assert (found["epoch_time_first"], found["epoch_time_min"], found["epoch_time_max"]) == (5, 3, 5)
     assert found["epoch_time_mean"] == pytest.approx(11 / 3)
+
+
+def test_an_epoch_that_was_cut_short_is_no_whole_one_and_moves_no_other() -> None:
+    """Two steps an epoch: of the second there was one, 9 s long, before the batch system's warning, and then the fourth began."""
+    rows = [Epoch(1, 5.0, 5.0, [4.0, 1.0], True, None, None), Epoch(2, 9.0, 9.0, [9.0], False, None, None)]
+    rows += [Epoch(4, 3.0, 3.0, [1.0, 2.0], False, None, None)]
+    found = run_metrics(run(steps=[4.0, 1.0, 9.0, 1.0, 2.0], epochs=rows), None)
+    assert [found[f"epoch_time_{name}"].value for name in ("first", "min", "max", "mean")] == [5, 3, 5, 4]
+    alone = run_metrics(run(steps=[9.0, 9.0], epochs=[rows[1], rows[1]]), None)["epoch_time_mean"]
+    assert "the run had 1 of the 2 steps of an epoch" in (alone.reason or "")
 
 
 def test_the_mean_epoch_has_student_s_interval() -> None:

@@ -118,12 +118,15 @@ def whole_epochs(run: Measured) -> dict[str, Metric]:
     steps = steps_per_epoch(run.facts, run.point)
     if steps is None:
         return unknown(names, "the workload has no epochs")
-    whole = len(run.steps) // steps
+    times = [sum(run.steps[end - steps : end]) for end in range(steps, len(run.steps) + 1, steps)]
+    if run.epochs:  # of which some may be cut short, so that they do not begin at every so many steps
+        times = [sum(row.batches) for row in run.epochs if len(row.batches) == steps]
+    whole = len(times)
     if not whole:
-        reason = f"the run had {len(run.steps)} of the {steps} steps of an epoch"
+        longest = max((len(row.batches) for row in run.epochs), default=len(run.steps))
+        reason = f"the run had {longest} of the {steps} steps of an epoch"
         projected = Metric(value=steps * run.window.seconds / run.window.steps, unit="s", reason=f"projected from the window: {reason}")
         return {"epoch_time_mean": projected} | unknown(names[1:], reason)
-    times = [sum(run.steps[index * steps : (index + 1) * steps]) for index in range(whole)]
     values = (sum(times) / whole, min(times), max(times), times[0])
     found = {name: Metric(value=value, unit="s", n=whole) for name, value in zip(names, values, strict=True)}
     if whole > 1:

@@ -284,10 +284,19 @@ def _step_rows(ranks: list[RankSummary], known: Known) -> Iterator[tuple[Any, ..
     per_epoch = steps_per_epoch(known.facts, known.point)
     for number, rank in enumerate(ranks):
         losses: Iterable[float | None] = rank.losses or repeat(None, len(rank.rows))
-        for index, (row, loss) in enumerate(zip(rank.rows, losses, strict=True)):
-            epoch, batch = (None, None) if per_epoch is None else (index // per_epoch + 1, index % per_epoch)
+        places = zip(rank.rows, losses, _places(rank, per_epoch), strict=True)
+        for index, (row, loss, (epoch, batch)) in enumerate(places):
             wait = row.data_wait if known.tells_wait else None
             yield index, number, row.phase, row.start - known.origin, row.seconds, wait, loss, epoch, batch
+
+
+def _places(rank: RankSummary, per_epoch: int | None) -> Iterator[tuple[int | None, int | None]]:
+    """Epoch and batch of each step; epochs that were asked for may have been cut short, and some left out."""
+    if rank.epochs:
+        yield from ((row.number, batch) for row in rank.epochs for batch in range(row.steps))
+        return
+    for index in range(len(rank.rows)):
+        yield (None, None) if per_epoch is None else (index // per_epoch + 1, index % per_epoch)
 
 
 def _with_damaged(facts: Facts, ranks: list[RankSummary]) -> Facts:
