@@ -80,6 +80,8 @@ SHARED = dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), str
 """Cores for each of the programs that compile at the same time, where nobody says how many: each would start a process for every one."""
 BESIDE = ("gpt2-1024", "resnet50-b128", "gpt2-small-step")
 """Works of ``bench/train/compare.py``."""
+ALONE = ("gpt2-small-step",)
+"""Those in which CARAML is compared with itself only."""
 
 
 def begun(command: Sequence[str], **pipes: Any) -> subprocess.Popen[str]:
@@ -185,6 +187,7 @@ def turns_of(work: str, options: argparse.Namespace) -> list[str]:
     paths = [f"--{peer}={getattr(options, peer)}" for peer in ("nanogpt", "timm", "torchvision") if getattr(options, peer)]
     asked = ["--device", options.device, "--precision", options.precision, "--compile", _how(options), *paths]
     asked += ["--batch", str(options.batch)] if options.batch else []
+    asked += ["--only", "CARAML"] if work in ALONE else []
     threads = max((os.cpu_count() or 1) // 8, 1)  # of each program
     return [str(ROOT / "bench/train/compare.py"), work, *asked, "--variants", "--seconds", str(TURN), "--threads", str(threads)]
 
@@ -203,7 +206,7 @@ def held(work: str, options: argparse.Namespace) -> subprocess.Popen[str]:
 def beside(work: str, options: argparse.Namespace, seconds: float, program: subprocess.Popen[str]) -> dict[str, Any]:
     """CARAML and its peers in turns: the table, and why there is less than that."""
     lines: list[str] = []
-    say(f"{work} beside peers")
+    say(f"{work} in turns")
     assert program.stdin is not None
     with suppress(BrokenPipeError):  # it says itself why it has ended
         program.stdin.write(f"{seconds - ENDING:.0f}\n")
@@ -373,7 +376,7 @@ def main() -> int:
         campaign.store.make()
         parts = deque(part for pair in zip_longest(works, points) for part in pair if part is not None)
         while True:
-            found.left_out = [f"{one} beside peers" if isinstance(one, str) else one.point.label for one in parts]
+            found.left_out = [f"{one} in turns" if isinstance(one, str) else one.point.label for one in parts]
             found.write(options.folder)
             if not parts or left() < RESERVE:
                 break

@@ -182,10 +182,12 @@ def _with_environments(found: dict[str, Spec], work: Work, threads: int, asked: 
         for way, change in work.variants.items() if asked.variants else ():
             if spec.compile or "compile" not in change:
                 everyone[f"{name.removesuffix(' compiled')} {way}"] = _in_its_environment(replace(spec, **change), threads)
-    if not asked.rounds:  # who finds nothing to compile, or what another one compiles, has no need to run
-        return {name: spec for name, spec in everyone.items() if spec.compile and "step_graph" not in spec.knobs}
     only: Sequence[str] | None = asked.only
-    return {name: spec for name, spec in everyone.items() if only is None or spec.peer == "caraml" or any(part in name for part in only)}
+    chosen = {name: spec for name, spec in everyone.items() if only is None or spec.peer == "caraml" or any(part in name for part in only)}
+    if asked.rounds:
+        return chosen
+    # Who finds nothing to compile, or what another one compiles, has no need to run.
+    return {name: spec for name, spec in chosen.items() if spec.compile and "step_graph" not in spec.knobs}
 
 
 def _in_its_environment(spec: Spec, threads: int) -> Spec:

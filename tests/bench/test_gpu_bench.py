@@ -145,6 +145,7 @@ def test_what_compiles_beside_the_checks_has_memory_and_a_context(
     first, second, work = commands()
     assert [command[-2:] for command in (first, second)] == [["--first-step", "1"], ["--first-step", "2"]]
     assert work[1] == "resnet50-b128" and "--nanogpt=n" in work and work[work.index("--rounds") + 1] == "0"
+    assert "--only" not in work
     assert commands("mps") == [] == commands(memory=80e9)
     monkeypatch.setattr(gpu, "_checked", lambda kind, seconds: [gpu.Check("x", 1.0, 0.1)])
     commands()
@@ -226,7 +227,7 @@ def test_parts_come_in_turns_and_each_leaves_its_table(
         gpu.main()
     kept = json.loads((folder / "gpu.json").read_text())
     assert [one["work"] for one in kept["beside"]] == [first] and len(kept["records"]) == 1
-    assert kept["left_out"][0] == f"{second} beside peers" and len(kept["left_out"]) == 4 - 1
+    assert kept["left_out"][0] == f"{second} in turns" and len(kept["left_out"]) == 4 - 1
     monkeypatch.setattr(gpu, "correctness", lambda options, points, works, seconds: [gpu.Check("x", 2.0, 1.0)])
     assert gpu.main() == 1 and ended == [first], "who waits is ended where nothing is timed"
 

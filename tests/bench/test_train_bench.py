@@ -98,8 +98,8 @@ def test_contestants_run_alike_but_for_what_they_are(turns, device: str, monkeyp
     """As many threads for each, tokens from the host for each GPT; CARAML's other ways only where they are asked for and can run."""
     import compare
 
-    def of(work: str, compiled: str = "compiled", rounds: int = 5, variants: bool = True):  # type: ignore[no-untyped-def]
-        given = {"nanogpt": "n", "timm": None, "torchvision": None, "optimum": None, "only": None, "bf16": False, "knobs": False}
+    def of(work: str, compiled: str = "compiled", rounds: int = 5, variants: bool = True, only: object = None):  # type: ignore[no-untyped-def]
+        given = {"nanogpt": "n", "timm": None, "torchvision": None, "optimum": None, "only": only, "bf16": False, "knobs": False}
         given |= {"device": device, "precision": "bf16", "inference": False, "compile": compiled, "rounds": rounds, "variants": variants}
         return compare.contestants(compare.WORKS[work], argparse.Namespace(**given), 3, tmp_path)[0]
 
@@ -118,6 +118,7 @@ def test_contestants_run_alike_but_for_what_they_are(turns, device: str, monkeyp
     point = compare.point_of(small["CARAML eager, step_graph"])
     assert (point.compile, point.knobs.step_graph) == ("off", "on")
     assert {name for name in of("gpt2-small-step", rounds=0) if name.startswith("CARAML")} == {"CARAML compiled", "CARAML reduce-overhead"}
+    assert all(name.startswith("CARAML") for rounds in (0, 5) for name in of("gpt2-small-step", rounds=rounds, only=["CARAML"]))
     assert "CARAML half_residual" not in of("gpt2-1024", variants=False)
 
 
