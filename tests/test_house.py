@@ -143,10 +143,10 @@ LINES = {
     "suite": 2_728,
     "system": 3_508,
     "verify": 1_076,
-    "worker": 2_408,
+    "worker": 2_455,
     "workloads": 8_698,
 }
-FILES = 190
+FILES = 191
 
 
 def test_no_room_outgrows_its_lines() -> None:

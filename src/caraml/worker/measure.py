@@ -7,14 +7,10 @@ The owner calls ``step`` at the end of each step. Under torchrun every rank does
 from __future__ import annotations
 
 import os
-import shutil
-import signal
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from numbers import Integral
 from pathlib import Path
@@ -23,46 +19,30 @@ from pydantic import JsonValue
 
 from caraml import __version__
 from caraml.base.errors import InputError, is_out_of_memory
-from caraml.base.files import new_folder_beside, write_new
-from caraml.base.format import count, human, percent
+from caraml.base.format import count
 from caraml.base.limits import COUNT
-from caraml.base.processes import on_signals
 from caraml.base.toml import checked, shown
 from caraml.engine.device import CpuDevice
 from caraml.engine.instruments import Instruments, quiet_baseline
 from caraml.engine.loop import FEWEST_STEPS, Hooks, MeasuringLoop
 from caraml.engine.ranks import LooseRanks, Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
-from caraml.metrics.model import Facts, Metric, Peak
+from caraml.metrics.model import Facts
 from caraml.power.store import ROW
-from caraml.results.finish import now, reason_of
+from caraml.results.finish import reason_of
 from caraml.results.record import Record, Status
 from caraml.results.rows import write_table
-from caraml.results.store import Store, attempts, write_record
 from caraml.suite.model import COUNTED, NOT_STATED, OWN_LOOP, Point, Policy, Stated
-from caraml.system.detect import detect, environment
+from caraml.system.detect import detect
 from caraml.system.variables import PATIENCE, seconds_asked
+from caraml.worker.measure_record import LoopRecords, say, to_its_end
 from caraml.worker.place import RankPlace, Told, device_in_use, place_of, policy_of, ranks_in_use, results_folder
-from caraml.worker.record import Known, PhaseLog, gathered, make_record, rescued, write_readings
+from caraml.worker.record import Known, PhaseLog, gathered, rescued, write_readings
 
-_NO_PEAK = "not measured beside a loop of one's own"
 _NOTHING = StepOutcome(None, 0.0)
 FEWEST = 2 * FEWEST_STEPS + 1
 """Steps of a loop that ends in its warm-up: the first, and as many again as are left out of the rest."""
 _LATE = f"of one that ends in its warm-up the second half counts, so {FEWEST} are needed"
-_UNSTATED = {
-    **dict.fromkeys(
-        ("compile", "knobs", "placement", "deterministic", "seed", "mode"), "the loop was not made by CARAML, which did not look"
-    ),
-    "micro_batch": "m.step() is told items, not samples",
-}
-"""Fields of a point that a loop of one's own leaves open, and why."""
-_UNTOLD = {
-    **dict.fromkeys(("loss_first", "loss_last"), "m.step() is told no loss"),
-    **dict.fromkeys(("loss_validation", "saving_time"), "what the loop validates and saves is its own"),
-    **dict.fromkeys(("achieved_flops_per_device", "mfu", "mfu_measured", "hfu"), "caraml.measure(flops_per_item=...) was not given"),
-}
-"""Metrics that nobody told the numbers of, and why; those of FLOPs only where none were given."""
 _PATIENCE, _LONG_STEPS, _STUCK = 60.0, 10, 300.0
 """Seconds, and the fewest steps' time, that ranks whose loop has ended wait for the others to leave theirs; and seconds that ranks whose
 loops go on wait for one that does not."""
@@ -72,9 +52,7 @@ class OwnLoop:
     """What ``caraml.measure`` gives the loop."""
 
     def __init__(self, point: Point, facts: Facts, out: Path, ranks: Ranks, place: RankPlace) -> None:
-        self.record: Record | None = None
-        """What came out, on rank 0 after the ``with`` block."""
-        self._point, self._facts, self._out, self._ranks = point, facts, out, ranks
+        self._point, self._ranks = point, ranks
         self._device = device_in_use()
         self._before = self._peaks()
         self._items: list[int] = []
@@ -84,17 +62,12 @@ class OwnLoop:
         self._closed: list[RankSummary] | None = None
         """What all ranks had measured when the window closed, and all were there: the end of the loop may never come on one."""
         self._tried = False
-        self._kept: Path | None = None
-        """Folder of a record that was written before the block ended."""
         self._patience = seconds_asked(PATIENCE, _PATIENCE)
         ranks.patience = seconds_asked(PATIENCE, _STUCK)
-        next_attempt = max(attempts(out / "points" / point.folder_name), default=0) + 1
         self._left: float | None = None
         """When this rank left its loop."""
-        self._started_at, self._origin = now(), time.monotonic()
-        self._zero, self._next_attempt = ranks.gather([self._origin, next_attempt])[0]
-        """Rank 0's zero of the record's times, and the attempt's number if no other loop of this name takes it meanwhile."""
-        self._log = PhaseLog(self._origin, lambda phase: None)
+        self._log = PhaseLog(time.monotonic(), lambda phase: None)
+        self._records = LoopRecords(point, facts, out, ranks, self._log)
         self._instruments: Instruments | None = None
         try:
             with self._log.phase("idle"):
@@ -109,6 +82,11 @@ class OwnLoop:
         edge = self._instruments.edge if self._instruments is not None else lambda: None
         self._loop = MeasuringLoop(self._device, ranks, point.measure, Hooks(phase=self._log.phase, edge=edge))
         self._loop.__enter__()
+
+    @property
+    def record(self) -> Record | None:
+        """What came out, on rank 0 after the ``with`` block."""
+        return self._records.record
 
     @property
     def done(self) -> bool:
@@ -194,17 +172,17 @@ class OwnLoop:
             self._meet_others()
             quiet_baseline(ranks, self._instruments, self._point.measure.idle_seconds)
         everyone = self._gathered(last=True)
-        point, missing = self._of_steps(everyone)
-        folder, files = self._out, dict[str, str]()
+        point, missing = self._records.of_steps(everyone)
+        folder, files = self._records.out, dict[str, str]()
         if ranks.rank == 0:
-            kept = self._kept or ranks.kept()
-            folder = kept if kept is not None and kept.is_dir() else self._new_attempt(point)
+            early = self._records.early or ranks.kept()
+            folder = early if early is not None and early.is_dir() else self._records.new_attempt(point)
         with suppress(OSError):  # the record is worth more than its readings
-            files = write_readings(ranks, everyone, self._instruments, folder, self._origin)
+            files = write_readings(ranks, everyone, self._instruments, folder, self._log.origin)
         try:
             if ranks.rank == 0:
-                with _to_its_end():
-                    self._write(everyone, self._known(folder, point, files), missing)
+                with to_its_end():
+                    self._write(everyone, self._records.known(folder, point, files, self._runtime()), missing)
         finally:
             self._over = ranks.rank > 0
             ranks.barrier()  # where a rank fails on its way out, its launcher ends the one that writes the record
@@ -235,9 +213,9 @@ class OwnLoop:
             try:
                 self._keep_early()
             except Exception as error:  # noqa: BLE001 -- it is no fault of the loop
-                _say(f"caraml: the record is not written yet: {reason_of(error)}; it is tried again at the end of the block")
+                say(f"caraml: the record is not written yet: {reason_of(error)}; it is tried again at the end of the block")
         if waits:
-            _say(f"caraml: rank {self._ranks.rank} waits for the other ranks to leave the block of {self._point.benchmark!r}")
+            say(f"caraml: rank {self._ranks.rank} waits for the other ranks to leave the block of {self._point.benchmark!r}")
 
     def _keep_early(self) -> None:
         """Write the record of a complete window before the end of the block, which may be a kill, or never come. Of several ranks the first
@@ -246,145 +224,44 @@ class OwnLoop:
         if self.record is not None or self._over:
             return
         everyone = self._closed or self._gathered(last=False)
-        point, missing = self._of_steps(everyone)
-        with self._to_record(point, alone=True) as folder:
+        point, missing = self._records.of_steps(everyone)
+        with self._records.to_record(point, alone=True) as folder:
             if folder is None:
                 return
             files, name = dict[str, str](), "power"
             with suppress(Exception):  # the record is worth more than its readings
                 if self._instruments is not None and self._instruments.meter.channels and not ranks.rank:
-                    files[name] = write_table(folder, name, ROW, self._instruments.meter.rows(self._zero))
-            known = self._known(folder, point, files)
+                    files[name] = write_table(folder, name, ROW, self._instruments.meter.rows(self._records.zero))
+            known = self._records.known(folder, point, files, self._runtime())
             self._write(everyone, known, missing)
-            self._kept = known.folder
+            self._records.early = known.folder
             ranks.keep(known.folder)
 
-    @contextmanager
-    def _to_record(self, point: Point, *, alone: bool) -> Iterator[Path | None]:
-        """A new attempt's folder, on the one rank that writes a record now; what it writes is written to its end."""
-        ranks, folder = self._ranks, None
-        if ranks.rank and not (alone and (self._out / "points").is_dir()):
-            yield None
-            return
-        with _to_its_end(), ranks.telling() if alone else nullcontext(ranks.rank == 0) as first:
-            if first is None:  # nobody can say any more which rank it is: the one that makes the attempt
-                folder = Store(self._out).claim_attempt(point, point.folder_name, self._next_attempt)
-            elif first:
-                folder = self._new_attempt(point)
-            yield folder
-
-    def _of_steps(self, everyone: list[RankSummary]) -> tuple[Point, dict[str, JsonValue]]:
-        """The point with the items of a step as its batch, and what nobody stated."""
-        rows = everyone[0].rows
-        first = next(index for index, row in enumerate(rows) if row.phase == "measure")
-        window = len(everyone[0].window_rows)
-        steps = [sum(items) for items in zip(*(rank.items[first : first + window] for rank in everyone), strict=True)]
-        missing = self._missing()
-        if min(steps) < max(steps):
-            missing["point.global_batch"] = f"steps had {min(steps):,} to {max(steps):,} {self._facts.item}s"
-        return self._of_batch(max(steps)), missing
-
-    def _known(self, folder: Path, point: Point, files: dict[str, str]) -> Known:
-        probed = Peak(value=None, dtype=point.precision, reason=_NO_PEAK)
-        known = Known(folder, point, self._facts, self._zero, self._started_at, probed, files=files, tells_wait=False)
-        known.runtime, known.phases = (self._left or time.monotonic()) - self._run_began, self._log.phases
-        return known
+    def _runtime(self) -> float:
+        return (self._left or time.monotonic()) - self._run_began
 
     def _write(self, everyone: list[RankSummary], known: Known, missing: dict[str, JsonValue]) -> None:
-        """As :meth:`_write_here`, or where there is room."""
-        try:
-            self._write_here(everyone, known, missing)
-        except OSError as error:
-            if known.folder == self._kept:  # what was written before stays
-                _say(f"caraml: {known.folder}: {error.strerror or error}; its record is as it was when the window closed")
-                return
-            self._move(error)
-            full, known.folder = known.folder, self._new_attempt(known.point)
-            for file in known.files.values():
-                write_new(known.folder / file, (full / file).read_bytes())
-            shutil.rmtree(full, ignore_errors=True)
-            self._write_here(everyone, known, missing)
-
-    def _write_here(self, everyone: list[RankSummary], known: Known, missing: dict[str, JsonValue]) -> None:
-        """The record of all ranks."""
-        reported = self._peaks()[0] is not None  # the device tells its peak memory
-        record = make_record(everyone, known)
-        record.environment["missing"] = {**_table(record.environment.get("missing")), **missing}
-        for name in ("peak_memory", "peak_host_memory"):
-            if record.value(name) is None and (reported or name == "peak_host_memory"):
-                record.metrics[name] = Metric(value=None, unit="B", reason="this process had used as much before the loop began")
-        for name, reason in _UNTOLD.items():
-            if record.value(name) is None and (name.startswith(("loss", "saving")) or self._facts.flops_per_item is None):
-                record.metrics[name] = record.metrics[name].model_copy(update={"reason": reason})
-        self._keep(record, known.folder)
-
-    def _new_attempt(self, point: Point) -> Path:
-        try:
-            return Store(self._out).new_attempt(point)
-        except OSError as error:
-            self._move(error)
-            return Store(self._out).new_attempt(point)
-
-    def _move(self, error: OSError) -> None:
-        """Give up the folder of the results for a temporary one: its disk is full, or it is gone, and nothing measured is to be lost."""
-        made, given_up = new_folder_beside(Path(tempfile.gettempdir()) / "caraml-results", 0o700), self._out
-        self._out = made.rename(made.with_name(made.name.removeprefix(".").removesuffix(".tmp")))  # as hard to guess, and not hidden
-        _say(f"caraml: {given_up}: {error.strerror or error}; the record goes to {self._out}")
+        self._records.write(everyone, known, missing, reported=self._peaks()[0] is not None)
 
     def _fail(self, status: Status, reason: str, *, alone: bool = False) -> None:
         """Record a failure: of this rank ``alone`` the rank that fails first, since the others wait for it, and are ended with it."""
-        ranks, point = self._ranks, self._of_batch(1)
+        ranks = self._ranks
         if self.record is not None or self._over:
             return
         if self.done and (self._closed is not None or ranks.world == 1):
             with suppress(Exception):  # else that it failed is to be told, at least
                 self._keep_early()
                 return
-        with self._to_record(point, alone=alone) as folder:
+        with self._records.to_record(self._records.of_batch(1), alone=alone) as folder:
             if folder is not None:
-                self._keep_failure(point, folder, status, reason if ranks.world == 1 or not alone else f"rank {ranks.rank}: {reason}")
-
-    def _keep_failure(self, point: Point, folder: Path, status: Status, reason: str) -> None:
-        surroundings = environment()
-        missing = {**_table(surroundings.get("missing")), **self._missing(), "point.global_batch": "the loop was not measured to its end"}
-        record = Record(
-            key=point.key,
-            attempt=int(folder.name),
-            point=point,
-            status=status,
-            reason=reason,
-            started_at=self._started_at,
-            phases=self._log.phases,
-            facts=self._facts,
-            system=detect().model_dump(mode="json"),
-            environment={**surroundings, "missing": missing},
-            files=rescued(folder, self._ranks.rank, self._loop, self._instruments, self._origin),
-        )
-        self._keep(record, folder)
+                files = rescued(folder, ranks.rank, self._loop, self._instruments, self._log.origin)
+                self._records.keep_failure(
+                    folder, status, reason if ranks.world == 1 or not alone else f"rank {ranks.rank}: {reason}", files
+                )
 
     def _peaks(self) -> tuple[int | None, int | None]:
         """Highest memory of the device and of the process so far."""
         return self._device.peak_memory(), CpuDevice().peak_memory()
-
-    def _missing(self) -> dict[str, JsonValue]:
-        """What nobody said about the point, each with the reason."""
-        unstated = dict(_UNSTATED)
-        if self._point.precision == NOT_STATED:
-            unstated["precision"] = "caraml.measure(precision=...) was not given"
-        return {f"point.{name}": reason for name, reason in unstated.items()}
-
-    def _of_batch(self, batch: int) -> Point:
-        world = self._point.world
-        return self._point.model_copy(update={"global_batch": max(batch, world), "micro_batch": max(batch // world, 1)})
-
-    def _keep(self, record: Record, folder: Path) -> None:
-        write_record(folder, record)
-        self.record = record
-        reason, rate = record.reason, record.metrics.get("throughput")
-        if rate is not None and rate.value is not None:
-            near = f" ± {percent((rate.high - rate.low) / 2 / rate.value, 2)}" if rate.low is not None and rate.high is not None else ""
-            reason = f"{human(rate.value, rate.unit)}{near}" + (f" ({', '.join(record.flags)})" if record.flags else "")
-        _say(f"caraml: {record.point.benchmark}: {record.status}: {reason}; {folder / 'record.json'}")
 
 
 @contextmanager
@@ -447,24 +324,3 @@ def measure(
         loop.finish(error)
         raise
     loop.finish(None)
-
-
-@contextmanager
-def _to_its_end() -> Iterator[None]:
-    """Let a record be written to its end: launchers end all ranks as soon as one has failed."""
-    came: list[int] = []
-    try:
-        with on_signals((signal.SIGTERM,), came.append):
-            yield
-    finally:
-        if came:
-            signal.raise_signal(came[0])
-
-
-def _say(text: str) -> None:
-    with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed: that is no fault of the loop
-        print(text, file=sys.stderr)
-
-
-def _table(value: JsonValue) -> dict[str, JsonValue]:
-    return value if isinstance(value, dict) else {}

@@ -1,0 +1,191 @@
+"""The record of a training loop of a user's own: what nobody told of it, and where it goes, whatever happens to the loop."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from caraml.base.files import new_folder_beside, write_new
+from caraml.base.format import human, percent
+from caraml.base.processes import on_signals
+from caraml.engine.ranks import Ranks
+from caraml.engine.steps import RankSummary
+from caraml.metrics.model import Facts, Metric, Peak
+from caraml.results.finish import now
+from caraml.results.record import Record, Status
+from caraml.results.store import Store, attempts, write_record
+from caraml.suite.model import NOT_STATED, Point
+from caraml.system.detect import detect, environment
+from caraml.worker.record import Known, PhaseLog, make_record
+
+_NO_PEAK = "not measured beside a loop of one's own"
+_UNSTATED = {
+    **dict.fromkeys(
+        ("compile", "knobs", "placement", "deterministic", "seed", "mode"), "the loop was not made by CARAML, which did not look"
+    ),
+    "micro_batch": "m.step() is told items, not samples",
+}
+"""Fields of a point that a loop of one's own leaves open, and why."""
+_UNTOLD = {
+    **dict.fromkeys(("loss_first", "loss_last"), "m.step() is told no loss"),
+    **dict.fromkeys(("loss_validation", "saving_time"), "what the loop validates and saves is its own"),
+    **dict.fromkeys(("achieved_flops_per_device", "mfu", "mfu_measured", "hfu"), "caraml.measure(flops_per_item=...) was not given"),
+}
+"""Metrics that nobody told the numbers of, and why; those of FLOPs only where none were given."""
+
+
+class LoopRecords:
+    """Writes the records of one such loop. ``log`` has its phases, and the times of its records count from ``zero``."""
+
+    def __init__(self, point: Point, facts: Facts, out: Path, ranks: Ranks, log: PhaseLog) -> None:
+        self.record: Record | None = None
+        """What came out, on the rank that wrote it."""
+        self.early: Path | None = None
+        """Folder of a record that was written before the block ended."""
+        self._point, self._facts, self._ranks, self.out, self._log = point, facts, ranks, out, log
+        self._started_at = now()
+        next_attempt = max(attempts(out / "points" / point.folder_name), default=0) + 1
+        self.zero, self._next_attempt = ranks.gather([log.origin, next_attempt])[0]
+        """Rank 0's zero of the record's times, and the attempt's number if no other loop of this name takes it meanwhile."""
+
+    @contextmanager
+    def to_record(self, point: Point, *, alone: bool) -> Iterator[Path | None]:
+        """A new attempt's folder, on the one rank that writes a record now; what it writes is written to its end."""
+        ranks, folder = self._ranks, None
+        if ranks.rank and not (alone and (self.out / "points").is_dir()):
+            yield None
+            return
+        with to_its_end(), ranks.telling() if alone else nullcontext(ranks.rank == 0) as first:
+            if first is None:  # nobody can say any more which rank it is: the one that makes the attempt
+                folder = Store(self.out).claim_attempt(point, point.folder_name, self._next_attempt)
+            elif first:
+                folder = self.new_attempt(point)
+            yield folder
+
+    def of_steps(self, everyone: list[RankSummary]) -> tuple[Point, dict[str, JsonValue]]:
+        """The point with the items of a step as its batch, and what nobody stated."""
+        rows = everyone[0].rows
+        first = next(index for index, row in enumerate(rows) if row.phase == "measure")
+        window = len(everyone[0].window_rows)
+        steps = [sum(items) for items in zip(*(rank.items[first : first + window] for rank in everyone), strict=True)]
+        missing = self._missing()
+        if min(steps) < max(steps):
+            missing["point.global_batch"] = f"steps had {min(steps):,} to {max(steps):,} {self._facts.item}s"
+        return self.of_batch(max(steps)), missing
+
+    def known(self, folder: Path, point: Point, files: dict[str, str], runtime: float) -> Known:
+        """What a record in ``folder`` says besides what the ranks measured; ``runtime`` in seconds."""
+        probed = Peak(value=None, dtype=point.precision, reason=_NO_PEAK)
+        known = Known(folder, point, self._facts, self.zero, self._started_at, probed, files=files, tells_wait=False)
+        known.runtime, known.phases = runtime, self._log.phases
+        return known
+
+    def write(self, everyone: list[RankSummary], known: Known, missing: dict[str, JsonValue], reported: bool) -> None:
+        """The record of all ranks, in the folder that ``known`` names, or where there is room; ``reported`` says whether the device tells
+        its peak memory."""
+        try:
+            self._write_here(everyone, known, missing, reported)
+        except OSError as error:
+            if known.folder == self.early:  # what was written before stays
+                say(f"caraml: {known.folder}: {error.strerror or error}; its record is as it was when the window closed")
+                return
+            self._move(error)
+            full, known.folder = known.folder, self.new_attempt(known.point)
+            for file in known.files.values():
+                write_new(known.folder / file, (full / file).read_bytes())
+            shutil.rmtree(full, ignore_errors=True)
+            self._write_here(everyone, known, missing, reported)
+
+    def _write_here(self, everyone: list[RankSummary], known: Known, missing: dict[str, JsonValue], reported: bool) -> None:
+        record = make_record(everyone, known)
+        record.environment["missing"] = {**_table(record.environment.get("missing")), **missing}
+        for name in ("peak_memory", "peak_host_memory"):
+            if record.value(name) is None and (reported or name == "peak_host_memory"):
+                record.metrics[name] = Metric(value=None, unit="B", reason="this process had used as much before the loop began")
+        for name, reason in _UNTOLD.items():
+            if record.value(name) is None and (name.startswith(("loss", "saving")) or self._facts.flops_per_item is None):
+                record.metrics[name] = record.metrics[name].model_copy(update={"reason": reason})
+        self._keep(record, known.folder)
+
+    def new_attempt(self, point: Point) -> Path:
+        """A folder for the next record of this point, where there is room."""
+        try:
+            return Store(self.out).new_attempt(point)
+        except OSError as error:
+            self._move(error)
+            return Store(self.out).new_attempt(point)
+
+    def _move(self, error: OSError) -> None:
+        """Give up the folder of the results for a temporary one: its disk is full, or it is gone, and nothing measured is to be lost."""
+        made, given_up = new_folder_beside(Path(tempfile.gettempdir()) / "caraml-results", 0o700), self.out
+        self.out = made.rename(made.with_name(made.name.removeprefix(".").removesuffix(".tmp")))  # as hard to guess, and not hidden
+        say(f"caraml: {given_up}: {error.strerror or error}; the record goes to {self.out}")
+
+    def keep_failure(self, folder: Path, status: Status, reason: str, files: dict[str, str]) -> None:
+        """Write the record of a loop that failed into an attempt's ``folder``, with ``files`` of what was measured before."""
+        surroundings, point = environment(), self.of_batch(1)
+        missing = {**_table(surroundings.get("missing")), **self._missing(), "point.global_batch": "the loop was not measured to its end"}
+        record = Record(
+            key=point.key,
+            attempt=int(folder.name),
+            point=point,
+            status=status,
+            reason=reason,
+            started_at=self._started_at,
+            phases=self._log.phases,
+            facts=self._facts,
+            system=detect().model_dump(mode="json"),
+            environment={**surroundings, "missing": missing},
+            files=files,
+        )
+        self._keep(record, folder)
+
+    def _missing(self) -> dict[str, JsonValue]:
+        """What nobody said about the point, each with the reason."""
+        unstated = dict(_UNSTATED)
+        if self._point.precision == NOT_STATED:
+            unstated["precision"] = "caraml.measure(precision=...) was not given"
+        return {f"point.{name}": reason for name, reason in unstated.items()}
+
+    def of_batch(self, batch: int) -> Point:
+        """The point with so many items in a step."""
+        world = self._point.world
+        return self._point.model_copy(update={"global_batch": max(batch, world), "micro_batch": max(batch // world, 1)})
+
+    def _keep(self, record: Record, folder: Path) -> None:
+        write_record(folder, record)
+        self.record = record
+        reason, rate = record.reason, record.metrics.get("throughput")
+        if rate is not None and rate.value is not None:
+            near = f" ± {percent((rate.high - rate.low) / 2 / rate.value, 2)}" if rate.low is not None and rate.high is not None else ""
+            reason = f"{human(rate.value, rate.unit)}{near}" + (f" ({', '.join(record.flags)})" if record.flags else "")
+        say(f"caraml: {record.point.benchmark}: {record.status}: {reason}; {folder / 'record.json'}")
+
+
+@contextmanager
+def to_its_end() -> Iterator[None]:
+    """Let a record be written to its end: launchers end all ranks as soon as one has failed."""
+    came: list[int] = []
+    try:
+        with on_signals((signal.SIGTERM,), came.append):
+            yield
+    finally:
+        if came:
+            signal.raise_signal(came[0])
+
+
+def say(text: str) -> None:
+    """Tell the user of the loop, on stderr."""
+    with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed: that is no fault of the loop
+        print(text, file=sys.stderr)
+
+
+def _table(value: JsonValue) -> dict[str, JsonValue]:
+    return value if isinstance(value, dict) else {}
