@@ -123,6 +123,21 @@ def test_a_result_of_unknown_batch_is_no_choice_of_a_batch() -> None:
     assert advise(alike)[0].unstated == "", "where no batch is stated, none is chosen"
 
 
+def test_what_limits_a_choice_is_told_of_all_its_repeats() -> None:
+    """It was told of the first one, against the luckiest of the next larger batch."""
+
+    def batch(size: int, rates: list[float], waits: list[float]) -> list[Record]:
+        made = repeats(rates, global_batch=size)
+        more = [{"data_wait_share": Metric(value=wait, unit="1"), "mfu": Metric(value=0.2, unit="1")} for wait in waits]
+        return [one.model_copy(update={"metrics": one.metrics | own}) for one, own in zip(made, more, strict=True)]
+
+    records = [*batch(16, [100.0, 100.0, 100.0], [0.7, 0.2, 0.2]), *batch(32, [100.0, 115.0, 90.0], [0.01] * 3)]
+    (advice,) = advise(records)
+    (small,) = (choice for choice in advice.choices if choice.point.global_batch == 16)
+    assert small.bottleneck.by == "memory and overhead" and "waited for batches in 30.4% of the window" in small.bottleneck.sentence
+    assert "with batch 32 the rate changes by +2%: traffic" in small.bottleneck.sentence
+
+
 def test_choices_hours_apart_had_not_one_state_of_the_machine() -> None:
     """Of 20 equal choices in one campaign of 10 hours, whose state varies by 1 %, one was called worse in eight of ten advices."""
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from caraml.analysis.bottleneck import Diagnosis, Partners, bottleneck
+from caraml.analysis.bottleneck import SHARED_OUT, Diagnosis, Partners, bottleneck
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.grouping import (
     axes,
@@ -219,11 +219,17 @@ def _choices(groups: Sequence[Sequence[Record]], partners: Partners) -> tuple[li
         point, time = group[0].point, rate.inverse()
         keys = tuple(record.key for record in group)
         name = short(point, named)
-        limit = bottleneck(group[0], partners)
+        limit = bottleneck(_mean_record(group), partners)
         action = None if energy is None else _action(energy, time)
         numbers = mean_metric(group, "throughput"), mean_metric(group, "energy_per_item")
         found.append(Choice(name, keys, point, time, energy, action, limit, *numbers))
     return found, sentence
+
+
+def _mean_record(group: Sequence[Record]) -> Record:
+    """The first of some repeats with the means of all: what is said of a choice is said of all its runs."""
+    means = {name: mean for name in group[0].metrics if name in SHARED_OUT and (mean := mean_metric(group, name)) is not None}
+    return group[0].model_copy(update={"metrics": group[0].metrics | means})
 
 
 def by_boundary(choices: Sequence[Choice]) -> list[list[Choice]]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 from caraml.analysis.grouping import axes_of, counting, same_work, unstated_size, without
@@ -31,6 +32,9 @@ CLOSE = 0.05
 """Shares of the time that are closer than this are not told apart."""
 GROWING = 0.1
 """Gain in rate by the next larger batch from which overhead is said to be the rest."""
+
+SHARED_OUT = ("throughput_per_device", "data_wait_share", "mfu_measured", "mfu")
+"""Metrics that the shares of the time come from."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,11 @@ class Partners:
         self._modes: dict[object, dict[str, float]] = {}
         self._single: dict[object, tuple[int, float]] = {}
         self._batches: dict[object, dict[int, float]] = {}
-        for record in (one for repeats in same_work(records) for one in counting(repeats)):
-            rate = record.value("throughput_per_device")
-            if not rate:
+        for repeats in map(counting, same_work(records)):
+            rates = [rate for one in repeats if (rate := one.value("throughput_per_device") or 0.0) > 0]
+            if not rates:
                 continue
+            record, rate = repeats[0], fmean(rates)
             self._modes.setdefault(_but(record, "mode"), {})[record.point.mode] = rate
             if unstated_size(record):
                 continue
