@@ -158,6 +158,8 @@ def test_ensemble_grid_and_level_are_checked(tmp_path: Path) -> None:
     assert fields.shape == (14, 37, 72) and 4e4 < mean.mean() < 6e4
     with pytest.raises(InputError, match="found a grid of 37 x 72; expected 361 x 720"):
         EnsembleSamples(folder, grid=(361, 720))
+    with pytest.raises(InputError, match="found a grid of 37 x 72; expected 37 x 144"):
+        EnsembleSamples(folder, grid=(None, 144))
     with h5py.File(folder / "ERA5_z500.nc", "r+") as file:
         file["plev"][0] = 30000
     with pytest.raises(InputError, match=r"ERA5_z500\.nc: plev: found \[30000\.0, 85000\.0\]; expected 50000"):

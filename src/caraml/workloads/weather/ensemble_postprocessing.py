@@ -59,8 +59,8 @@ class EnsembleSamples(WeatherSamples):
 
     application = "ap4"
 
-    def __init__(self, folder: Path, split: Split = "train", grid: tuple[int, int] | None = None) -> None:
-        """Open the five files of ``folder``; the last tenth of the times is for validation.
+    def __init__(self, folder: Path, split: Split = "train", grid: tuple[int | None, int | None] = (None, None)) -> None:
+        """Open the five files of ``folder``; the last tenth of the times is for validation. ``grid``: rows and columns, if they are known.
 
         Raises:
             InputError: as :class:`NetcdfFiles`; files of different lengths, or without the level, or of another grid than ``grid``.
@@ -112,15 +112,16 @@ class EnsembleSamples(WeatherSamples):
         files.close()
         return places
 
-    def _check(self, grid: tuple[int, int] | None) -> None:
+    def _check(self, grid: tuple[int | None, int | None]) -> None:
         lengths = [*self._inputs.lengths, *self.files.lengths]
         first = lengths[0]
         for path, found in zip((*self._inputs.paths, *self.files.paths), lengths, strict=True):
             for name in ("time", "lat", "lon"):
                 if found[name] != first[name]:
                     raise InputError(f"{path}: dimension {name}: found {found[name]}; expected {first[name]} as in {_INPUTS[0]}")
-            if grid is not None and (found["lat"], found["lon"]) != grid:
-                raise InputError(f"{path}: found a grid of {found['lat']} x {found['lon']}; expected {grid[0]} x {grid[1]}")
+            rows, columns = grid[0] or found["lat"], grid[1] or found["lon"]
+            if (found["lat"], found["lon"]) != (rows, columns):
+                raise InputError(f"{path}: found a grid of {found['lat']} x {found['lon']}; expected {rows} x {columns}")
 
 
 def synthetic_forecast(rng: np.random.Generator, grid: tuple[int, int]) -> tuple[Any, ...]:
@@ -269,7 +270,7 @@ def build(ctx: BuildContext[EnsembleParams]) -> Task:
     """Build the network, Adam, and the stream of ``[fields (B, 14, H, W), mean, spread, analysis (B, H, W)]``."""
     params = ctx.params
     grid = (params.rows or GRID[0], params.columns or GRID[1])
-    files = partial(EnsembleSamples, grid=grid if params.rows and params.columns else None)
+    files = partial(EnsembleSamples, grid=(params.rows, params.columns))
     given = open_input(ctx, "ap4", files, partial(synthetic_forecast, grid=grid), SAMPLES_WITHOUT_FILES)
     grid = getattr(given.dataset, "grid", grid)  # files have their own
     torch.manual_seed(ctx.seed)
@@ -292,6 +293,6 @@ def _flops(grid: tuple[int, int]) -> tuple[float, float]:
 
 
 def check(params: EnsembleParams, folder: Path) -> None:
-    """See that the five files are there, with their variables."""
+    """See that the five files are there, with their variables and the grid that is asked for."""
     if params.data == "files" and params.folder is not None:
-        EnsembleSamples(folder / params.folder)
+        EnsembleSamples(folder / params.folder, grid=(params.rows, params.columns))
