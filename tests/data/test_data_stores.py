@@ -230,6 +230,22 @@ def test_staging_copies_once_and_says_what_it_took(tmp_path: Path, image_folder:
             unstage(wrong)
 
 
+def test_a_folder_that_has_changed_further_in_is_staged_anew(tmp_path: Path) -> None:
+    """An image that is put in place of a damaged one changes the time of its class's folder, and not that of the set's."""
+    (tmp_path / "set" / "class").mkdir(parents=True)
+    image = tmp_path / "set" / "class" / "0.jpg"
+    image.write_bytes(b"damaged")
+    for folder in (image.parent, image.parent.parent):
+        os.utime(folder, (1e9, 1e9))
+    before = stage(tmp_path / "set", tmp_path / "local", unpack=False)
+    image.with_suffix(".new").write_bytes(b"mended.")
+    image.with_suffix(".new").replace(image)
+    os.utime(image.parent.parent, (1e9, 1e9))
+    after = stage(tmp_path / "set", tmp_path / "local", unpack=False)
+    assert not after.again and (after.path / "class" / "0.jpg").read_bytes() == b"mended." and before.path != after.path
+    assert stage(tmp_path / "set", tmp_path / "local", unpack=False).again and len(unstage(tmp_path / "local")) == 2
+
+
 def test_processes_of_a_node_stage_once(tmp_path: Path, image_folder: tuple[Path, int, int]) -> None:
     from concurrent.futures import ThreadPoolExecutor
 

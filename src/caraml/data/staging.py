@@ -73,7 +73,7 @@ def stage(source: Path, to: Path, *, unpack: bool) -> Staged:
     if unpack and not (source.is_file() and is_archive(source)):
         raise InputError(f"{source}: no archive; expected a file whose name ends in one of {', '.join(ARCHIVE_SUFFIXES)}")
     stat = source.stat()
-    identity = json.dumps([str(source), stat.st_size, stat.st_mtime_ns, unpack])
+    identity = json.dumps([str(source), stat.st_size, stat.st_mtime_ns, unpack, *(_inside(source) if source.is_dir() else [])])
     final = _own_folder(to) / hashlib.sha256(identity.encode()).hexdigest()[:16]
     with alone(final.with_name(f".{final.name}.lock")):
         again = (final / _NOTE).is_file()
@@ -82,6 +82,16 @@ def stage(source: Path, to: Path, *, unpack: bool) -> Staged:
     note = json.loads((final / _NOTE).read_text(encoding="utf-8"))
     content = final / _CONTENT
     return Staged(content if unpack or source.is_dir() else content / source.name, note["seconds"], note["bytes"], again)
+
+
+def _inside(folder: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of what lies in a folder itself: a file that comes or goes one folder further in changes that one's time, not its
+    own. Looking at every file would take as long as to copy them."""
+    try:
+        stats = [(entry.name, entry.stat(follow_symlinks=False)) for entry in os.scandir(folder)]
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read: {error.strerror or error}") from error
+    return sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
 def unstage(to: Path) -> list[Path]:
