@@ -138,7 +138,7 @@ LINES = {
     "metrics": 995,
     "power": 4_885,
     "reference": 521,
-    "report": 4_952,
+    "report": 4_956,
     "results": 3_190,
     "suite": 2_728,
     "system": 3_508,

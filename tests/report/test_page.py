@@ -155,7 +155,10 @@ def test_the_summary_says_how_good_what_is_best_and_what_to_do() -> None:
     many = [make_record(make_point(benchmark=f"b{number}", seed=number), "token", 40, 0.1, 300.0) for number in range(6)]
     assert dict(findings(repeated(many)))["Fastest"].endswith("; and 2 more in the table")
     ((title, text),) = findings(repeated([failed]))
-    assert title == "Next" and text.startswith(f"caraml logs {failed.key} says why") and "caraml retry" in text
+    assert title == "Next" and text.startswith(f"caraml logs {failed.key} says what went wrong with ") and "caraml retry" in text
+    other = failed.model_copy(update={"point": failed.point.model_copy(update={"suite": "other", "seed": 9})})
+    told = dict(findings(repeated([run(4, 0.1, []), run(8, 0.1, []), other])))["Next"]
+    assert "caraml retry other tries again" in told and "caraml advise compares" in told, "each suite by its name"
 
 
 def test_a_throughput_reads_like_this(parsed: Page) -> None:

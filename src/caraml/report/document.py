@@ -199,15 +199,19 @@ def _next_steps(lines: Sequence[Repeats], doubtful: Sequence[Repeats]) -> list[t
     runs = [record for line in lines for record in line.runs]
     if not runs:
         return []
-    suite, steps = runs[0].point.suite, []
+    steps = []
     if lost := [record for record in runs if record.status not in ("ok", "skipped")]:
-        steps.append(f"caraml logs {lost[0].key} says why {lost[0].point.label} {lost[0].status}; caraml retry {suite} tries again")
+        told = f"says what went wrong with {printable(lost[0].point.label)} ({lost[0].status})"
+        steps.append(f"caraml logs {lost[0].key} {told}; caraml retry {lost[0].point.suite} tries again")
     if doubtful:
-        steps.append(f"measure again what was disturbed or is imprecise, on a quiet machine or for longer: caraml retry {suite}")
+        suites = " ".join(dict.fromkeys(record.point.suite for line in doubtful for record in line.runs))
+        steps.append(f"measure again what was disturbed or is imprecise, on a quiet machine or for longer: caraml retry {suites}")
     if any(energy_reason(record) not in (None, NO_ENERGY) and record.value("node_energy") is None for record in runs):
         steps.append("energy: caraml doctor names the sensors of this machine and what they need")
     if len([line for line in lines if line.good]) > 1:
-        steps.append(f"caraml advise {suite} compares what can be chosen, such as batch, precision and devices")
+        only = {record.point.suite for record in runs}
+        name = f" {only.pop()}" if len(only) == 1 else ""
+        steps.append(f"caraml advise{name} compares what can be chosen, such as batch, precision and devices")
     return [("Next", "; ".join(steps))] if steps else []
 
 
