@@ -135,7 +135,7 @@ LINES = {
     "data": 801,
     "engine": 4_763,
     "launch": 1_818,
-    "metrics": 995,
+    "metrics": 996,
     "power": 4_885,
     "reference": 521,
     "report": 4_956,
