@@ -129,7 +129,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_910,
-    "base": 2_901,
+    "base": 2_903,
     "campaign": 1_651,
     "cli": 1_621,
     "data": 801,
@@ -140,7 +140,7 @@ LINES = {
     "reference": 521,
     "report": 4_956,
     "results": 3_190,
-    "suite": 2_728,
+    "suite": 2_730,
     "system": 3_508,
     "verify": 1_076,
     "worker": 2_455,

@@ -146,3 +146,11 @@ def test_what_cannot_be_included_is_told_with_the_nearest_name(text: str, words:
 def test_a_long_chain_of_includes_ends(tmp_path: Path) -> None:
     texts = {f"s{number}": f'include = ["s{number + 1}.toml"]\n' for number in range(60)}
     assert "expected no suite that includes itself" in told(write(tmp_path, **texts, s60=GPT.format("n", 1)))
+
+
+def test_suites_that_double_each_other_are_refused(tmp_path: Path) -> None:
+    """Two of each generation, that both include both of the next: twenty are millions of benchmarks, in minutes and gigabytes."""
+    both = {f"{which}{number}": f'include = ["a{number + 1}.toml", "b{number + 1}.toml"]\n' for number in range(20) for which in ("a", "b")}
+    path = write(tmp_path, **both, a20=GPT.format("n", 1), b20=GPT.format("m", 1))
+    with pytest.raises(InputError, match=r"a\d+.toml: found 16,384 benchmarks with all that it includes, at most 10,000 are read"):
+        load_suite(str(path))

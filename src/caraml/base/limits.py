@@ -45,6 +45,8 @@ VALUES = 100_000
 """Values in a TOML file."""
 DEPTH = 32
 """Tables and arrays within each other in a TOML file, dotted keys counted part by part."""
+INCLUDED = 10_000
+"""Benchmarks of a suite with those of all suites that it includes."""
 KEY = 200
 """Characters of a key in a TOML file."""
 FAULTS = 50

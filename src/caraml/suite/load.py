@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, JsonValue
 
 from caraml.base.errors import InputError, nearest, unknown_name
-from caraml.base.limits import DEPTH, TOML, too_large
+from caraml.base.limits import DEPTH, INCLUDED, TOML, too_large
 from caraml.base.toml import FaultsError, FrozenModel, Location, TomlDocument, read_toml
 from caraml.suite.model import (
     WORKLOAD_ALIASES,
@@ -334,6 +334,8 @@ class _Includes:
                 keys, names = ", ".join(Suite.model_fields), Suite.model_fields
                 other.refuse([other.fault((key,), other.data[key], f"one of the keys {keys}", nearest(key, names)) for key in unknown])
             self.read[path] = self.tables(other, (*chain, path))
+            if (number := len(self.read[path])) > INCLUDED:  # two files that both include two others double them
+                raise too_large(path, number, INCLUDED, "benchmarks with all that it includes")
         return self.read[path]
 
 
