@@ -133,7 +133,7 @@ LINES = {
     "campaign": 1_651,
     "cli": 1_621,
     "data": 801,
-    "engine": 4_763,
+    "engine": 4_815,
     "launch": 1_818,
     "metrics": 996,
     "power": 4_885,

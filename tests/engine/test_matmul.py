@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -536,60 +536,110 @@ def attended(operands: list[torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
     return [out.detach().float(), *(operand.grad for operand in given if operand.grad is not None)]
 
 
+OPERANDS = [torch.randn(2, 3, 40, 16, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+
+
+def after_a_step(batches: Replacement, phases: list[str] | None = None) -> None:
+    """Have attention computed as the first step, and see that it is torch's own."""
+
+    def phase(name: str) -> AbstractContextManager[None]:
+        if phases is not None:
+            phases.append(name)
+        return nullcontext()
+
+    expected = attended(OPERANDS)
+    found: list[list[torch.Tensor]] = []
+    batches.around(lambda: found.append(attended(OPERANDS)) or StepOutcome(None, 0.0), phase)()  # type: ignore[func-returns-value]
+    assert all(map(torch.equal, found[0], expected)), "the first step is torch's own"
+
+
 def test_attention_with_dropout_in_bf16_is_that_of_torch_within_its_format(batches: Any, rounded: Counting) -> None:
-    operands = [torch.randn(2, 3, 40, 16, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
-    before = torch.backends.mkldnn.matmul.fp32_precision
-    expected = attended(operands)
+    before = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    expected = attended(OPERANDS)
     own = batches("onednn", precision="bf16")
-    once(own, lambda: None)
-    found = attended(operands)
-    assert rounded.calls == 6, "two products forward, four backward"
+    after_a_step(own)
+    found = attended(OPERANDS)
+    assert rounded.calls == 6 and own.told["library"] == "oneDNN, operands rounded to bf16", "two products forward, four backward"
     for one, other in zip(found, expected, strict=True):
         assert (one - other).norm() < 2**-7 * other.norm()
-    assert torch.backends.mkldnn.matmul.fp32_precision == before
+    assert torch.backends.mkldnn.matmul.fp32_precision == before  # type: ignore[attr-defined]
     own.close()
-    assert torch.equal(attended(operands)[0], expected[0]) and rounded.calls == 6
+    assert torch.equal(attended(OPERANDS)[0], expected[0]) and rounded.calls == 6
 
 
 def test_operands_that_are_in_bf16_already_lose_nothing(batches: Any, rounded: Counting) -> None:
-    left, right = torch.randn(3, 50, 64).bfloat16().float(), torch.randn(3, 64, 70).bfloat16().float()
-    once(batches("onednn", precision="bf16"), lambda: None)
+    after_a_step(batches("onednn", precision="bf16"))
+    left, right = torch.randn(6, 40, 16).bfloat16().float(), torch.randn(6, 16, 40).bfloat16().float()
     found, expected = left @ right, torch.einsum("bij,bjk->bik", left.double(), right.double())
     assert rounded.calls == 1 and torch.allclose(found.double(), expected, atol=1e-5, rtol=1e-5)
-    doubles = torch.bmm(left.double(), right.double())
-    assert (rounded.calls == 1 and torch.equal(doubles, expected)) or torch.allclose(doubles, expected, rtol=1e-12)
+    assert torch.allclose(torch.bmm(left.double(), right.double()), expected, rtol=1e-12) and rounded.calls == 1, "not of doubles"
 
 
-def test_a_refused_product_of_batches_leaves_the_switch_as_it_was(batches: Any) -> None:
-    before = torch.backends.mkldnn.matmul.fp32_precision
-    once(batches("onednn", precision="bf16"), lambda: None)
-    with pytest.raises(RuntimeError, match="size"):
-        torch.bmm(torch.randn(2, 3, 4), torch.randn(2, 5, 6))
-    assert torch.backends.mkldnn.matmul.fp32_precision == before
+def test_what_a_network_computes_in_fp32_besides_attention_stays_in_fp32(batches: Any, rounded: Counting) -> None:
+    """As timm's linear attention does, which leaves autocast for it."""
+    left, right = torch.randn(6, 16, 30), torch.randn(6, 30, 17)
+    own, out = batches("onednn", precision="bf16"), list[torch.Tensor]()
+
+    def step() -> StepOutcome:
+        attended(OPERANDS)
+        out.append(torch.bmm(left, right))
+        return StepOutcome(None, 0.0)
+
+    stepped = own.around(step, lambda name: nullcontext())
+    stepped()
+    stepped()
+    assert rounded.calls == 6 and torch.equal(out[0], out[1])
 
 
-@pytest.mark.parametrize(("seconds", "taken"), [((2.0, 1.0), 1), ((1.0, 0.99), 0)])
+def test_a_refused_product_of_batches_leaves_the_switch_as_it_was(batches: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    with pytest.raises(ZeroDivisionError):
+        matmul._rounded(lambda: 1 // 0)
+    assert torch.backends.mkldnn.matmul.fp32_precision == before  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("seconds", "taken"), [((2.0, 1.0), 6), ((1.0, 0.99), 0)])
 def test_auto_rounds_batches_only_where_that_is_faster(
     batches: Any, rounded: Counting, monkeypatch: pytest.MonkeyPatch, seconds: Any, taken: int
 ) -> None:
     monkeypatch.setattr(BatchedProducts, "seconds", lambda self, key: seconds)
     own, phases = batches("auto", precision="bf16"), list[str]()
-
-    def step() -> StepOutcome:
-        return StepOutcome(torch.bmm(torch.randn(2, 3, 4), torch.randn(2, 4, 5)).sum(), 0.0)
-
-    stepped = own.around(step, lambda name: phases.append(name) or nullcontext())
-    stepped()
-    assert rounded.calls == 0, "the first step is torch's own"
-    stepped()
-    assert (rounded.calls, phases) == (taken, ["batched_matmul"])
+    after_a_step(own, phases)
+    attended(OPERANDS)
+    assert (rounded.calls, phases) == (taken, ["batched_matmul"]) and own.told["asked"] == "auto"
     assert own.told["library"] == ("oneDNN, operands rounded to bf16" if taken else matmul.blas()) and "take" in own.told["why"]
+
+
+def test_the_shapes_of_attention_are_known_whoever_calls_it(batches: Any, rounded: Counting) -> None:
+    """Also where it is computed again in the backward pass, and within a module of torch's."""
+    layer = torch.nn.MultiheadAttention(32, 2, dropout=0.1, batch_first=True)
+    hidden = torch.randn(2, 24, 32)
+
+    def work() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = torch.utils.checkpoint.checkpoint(lambda x: layer(x, x, x, need_weights=False)[0], hidden, use_reentrant=False)
+        out.float().sum().backward()
+
+    own = batches("onednn", precision="bf16")
+    own.around(lambda: work() or StepOutcome(None, 0.0), lambda name: nullcontext())()  # type: ignore[func-returns-value]
+    work()
+    assert rounded.calls == 8, "two products forward, again, and four backward"
 
 
 def test_both_ways_of_a_product_of_batches_are_timed(batches: Any, rounded: Counting) -> None:
     state = torch.get_rng_state()
     own, other = batches("auto", precision="bf16").seconds(((2, 16, 8), (2, 8, 16)))
     assert own > 0 < other and rounded.calls and torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("point", "why"),
+    [({"compile": "default"}, "the compiler"), ({"mode": "data"}, "mode data"), ({"deterministic": True}, "deterministic")],
+)
+def test_batches_are_left_to_torch_where_there_is_nothing_to_choose(batches: Any, point: dict[str, Any], why: str) -> None:
+    own = batches("auto", precision="bf16", **point)
+    once(own, lambda: None)
+    assert own.told["library"] == matmul.blas() and why in own.told["why"]
 
 
 @pytest.mark.parametrize(("precision", "emulates", "kinds"), [("bf16", (), 3), ("bf16", ("bf16",), 2), ("fp32", (), 2), ("fp16", (), 2)])

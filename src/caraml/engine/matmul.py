@@ -13,15 +13,19 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.base.format import human
 from caraml.engine.ranks import Ranks
 from caraml.engine.replacement import WORTH, Masks, Replacement, Seconds, times_of
+from caraml.engine.steps import Step, StepOutcome
 from caraml.suite.model import Point
 from caraml.system import host
 from caraml.system.kernels import blas
@@ -94,20 +98,54 @@ class Products(Replacement):
 
 
 class BatchedProducts(Replacement):
-    """Who computes the products of batches of fp32 matrices of a process whose point is in bf16; a call's key is both shapes.
+    """Who computes the fp32 products of batches in attention, of a process whose point is in bf16; a call's key is both shapes.
 
-    oneDNN rounds the operands to bf16 and adds up in fp32, as torch's own kernels of attention in bf16 do.
+    oneDNN rounds the operands to bf16 and adds up in fp32, as torch's own kernels of attention in bf16 do. Only products of the shapes that
+    attention has are its: a network may have left autocast for others.
     """
 
     knob, other, name = "matmul", "onednn", "batched_matmul"
-    work, few = "products of batches", "multiplied no batches of fp32 matrices"
+    work, few = "attention's products", "multiplied no batches of fp32 matrices in attention"
 
     def __init__(self, point: Point, ranks: Ranks) -> None:
         super().__init__(point, ranks, own=blas(), other="oneDNN, operands rounded to bf16")
+        self._attention, self._by_name = _Attention(), self._asked == self.other
+        if self._by_name:
+            self._asked = "auto"  # its shapes are known after the first step
 
     def settled(self) -> str | None:
-        """Nothing to choose where nothing is multiplied."""
-        return super().settled() or _nothing_in(self._point)
+        """Nothing to choose where nothing is multiplied, or the compiler's kernels do it."""
+        compiled = "compiled: the compiler multiplies batches by kernels of its own" if self._point.compile != "off" else None
+        return compiled or super().settled() or _nothing_in(self._point)
+
+    def around(self, step: Step, phase: Callable[[str], AbstractContextManager[None]]) -> Step:
+        """As every replacement's; the first step tells which shapes are attention's."""
+
+        def watched() -> StepOutcome:
+            with nullcontext() if self._calls else self._attention:
+                return step()
+
+        return super().around(watched, phase)
+
+    def _noted(self, key: Key) -> bool:
+        if self._attention.inside:
+            (batch, rows, inner), (*_, columns) = key
+            by_left, by_right = ((batch, rows, columns), (batch, columns, inner)), ((batch, inner, rows), (batch, rows, columns))
+            for one in (key, by_left, by_right):  # also what its operands' slopes are multiplied of
+                self._calls[one] = self._calls.get(one, 0) + 1
+        return False
+
+    def able(self, key: Key) -> bool:
+        """Whether the first step's attention had such a product."""
+        return key in self._calls
+
+    def choose(self) -> None:
+        """One way for all, by time or by name."""
+        if not self._by_name:
+            super().choose()
+        elif self._calls:
+            self.install(self.able)
+            self.told["library"] = self._words
 
     def seconds(self, key: Key) -> Seconds:
         """Of operands in one piece each, by the BLAS and by oneDNN."""
@@ -119,12 +157,26 @@ class BatchedProducts(Replacement):
         own: Any = torch.library.get_kernel("aten::bmm", "CPU")
 
         def product(keys: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            if a.dtype is b.dtype is torch.float32 and takes((tuple(a.shape), tuple(b.shape))):
+            if a.dtype is b.dtype is torch.float32 and a.dim() == b.dim() == 3 and takes((tuple(a.shape), tuple(b.shape))):
                 return _rounded(own.call_boxed, keys, a, b)
             done: torch.Tensor = own.call_boxed(keys, a, b)
             return done
 
         return {"bmm": product}
+
+
+class _Attention(TorchFunctionMode):
+    """Knows whether attention is being computed: ``inside``. torch leaves the mode for what a function of its own calls."""
+
+    inside = False
+    functions = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+
+    def __torch_function__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        self.inside, before = self.inside or function in self.functions, self.inside
+        try:
+            return function(*given, **(named or {}))
+        finally:
+            self.inside = before
 
 
 def _rounded(product: Callable[..., torch.Tensor], *operands: Any) -> torch.Tensor:

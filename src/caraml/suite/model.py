@@ -120,8 +120,8 @@ class Knobs(FrozenModel):
     )
     matmul: Matmul = Field(
         "auto",
-        description="CPUs: library of fp32 matrix products, torch's BLAS or oneDNN, of those in batches only in bf16, which rounds them to "
-        "it; `auto`: the faster by the point's own products",
+        description="CPUs: library of fp32 matrix products, torch's BLAS or oneDNN; in bf16 also of attention's, which oneDNN rounds; "
+        "`auto`: the faster by the point's own products",
     )
     dropout_masks: DropoutMasks = Field(
         "auto",
