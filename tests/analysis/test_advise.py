@@ -168,11 +168,18 @@ def test_choices_on_other_devices_differ_by_more_than_their_sensors_may_be_off()
     assert not by_goal["energy"].lead and len(by_goal["energy"].ties) == 1 and by_goal["time"].lead and by_goal["Action"].lead
     assert advice.steps[0].energy is not None and advice.steps[0].energy.bound == pytest.approx(0.1)
     told = "\n".join(advice_sections([advice])[1].notes)
-    assert "best for energy: indistinguishable: b16 1x1, b16 1x2; their sensors may be off by as much as they differ" in told
+    assert "best for energy: indistinguishable: b16 1x1, b16 1x2; each may be off by as much as they differ" in told
     (far,) = advise([*one, *sensed(2, 1.2, ["a", "b"])])
     assert (lead := {best.goal: best for best in far.best}["energy"].lead) is not None and lead.value == pytest.approx(1.2)
     (same,) = advise([*sensed(1, 1.0, ["a"]), *sensed(1, 1.06, ["a"], batch=32)])
     assert {best.goal: best for best in same.best}["energy"].lead is not None, "by the same sensor"
+
+
+def test_equal_choices_that_no_sensor_measured_may_be_told_apart_by_repeats() -> None:
+    """As rates of a table with few digits: it was said that their sensors may be off."""
+    (advice,) = advise([*repeats([100.0], global_batch=16), *repeats([100.0], global_batch=32)])
+    told = "\n".join(advice_sections([advice])[1].notes)
+    assert "best for time: indistinguishable: b16, b32; more repeats may tell them apart" in told
 
 
 def test_the_front_holds_what_nothing_beats() -> None:

@@ -71,7 +71,7 @@ def test_a_narrow_terminal_has_fewer_columns_and_no_number_in_two_lines(records:
         "Point        Status       Throughput         Energy      MFU",
         "gpt-mini b16 ok [1]     40,790 ± 5 %  no sensor [2] 40.8 % m",
     ]
-    assert lines[3] == "Step, Wait, GiB: in a terminal of 80 columns"
+    assert lines[3] == "no room for Step, Wait, GiB: they need 80 columns"
     for width in (40, 60, 79):
         text = text_of(results_table(records), width)
         assert max(map(cell_len, text.splitlines())) <= width

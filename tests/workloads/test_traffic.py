@@ -74,6 +74,20 @@ def test_attention_of_one_query_reads_keys_and_values_once() -> None:
     assert traffic(scale, loss).per_sample < 40 * 4 * 2 * 1024 * 8
 
 
+def test_values_of_attention_may_be_wider_than_its_queries() -> None:
+    """As in Inception Transformers: their memory traffic ended with an error of torch."""
+    with torch.device("meta"):
+        scale = nn.Linear(1, 1, bias=False)
+
+    def loss(samples: int) -> torch.Tensor:
+        every = torch.empty(samples, 2, 1024, 8, device="meta") * scale.weight
+        out = nn.functional.scaled_dot_product_attention(every[..., :4], every[..., :4], every)
+        assert out.shape == every.shape
+        return out.sum()
+
+    assert traffic(scale, loss).per_sample < 40 * 4 * 2 * 1024 * 8
+
+
 def test_a_cache_serves_of_each_kernel_no_more_than_it_holds() -> None:
     """Two kernels, of 10 bytes per sample and 100 besides, and of 1 byte per sample: at 10 samples 200 and 10 bytes."""
     moved = Traffic(((10.0, 100.0, 1.0), (1.0, 0.0, 1.0)))

@@ -256,7 +256,7 @@ def test_dali_reads_every_image_as_often_as_asked_and_not_class_by_class(folder:
     assert asked["labels"] != sorted(asked["labels"]) and task.facts.samples_per_epoch == 3 * len(images)
     with pytest.raises(InputError, match="classes"):
         build("image_classification", {**SMALL, "data": "dali", "path": str(folder), "classes": 2}, 8)
-    with pytest.raises(ValidationError, match="leave out stage, on_damaged"):
+    with pytest.raises(ValidationError, match="no stage, on_damaged with data = 'dali'"):
         ImageParams.model_validate({"data": "dali", "stage": "/dev/shm", "on_damaged": "skip"})
 
 

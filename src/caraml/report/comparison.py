@@ -202,8 +202,8 @@ def _best(best: Best, advice: Advice) -> str:
     if best.ties:
         names = [best.choice.name, *(choice.name for choice in best.ties)]
         ratios = [one.over(best.cost) for choice in best.ties if (one := choice.cost(best.goal)) is not None]
-        open_to_chance = any(abs(math.log(ratio.value)) > ratio.bound for ratio in ratios)
-        what = "more repeats may tell them apart" if open_to_chance else "their sensors may be off by as much as they differ"
+        open_to_chance = any(abs(math.log(ratio.value)) >= ratio.bound for ratio in ratios)
+        what = "more repeats may tell them apart" if open_to_chance else "each may be off by as much as they differ, also if repeated"
         return f"best for {goal}: indistinguishable: {some(names, _TIES)}; {what}"
     lead = "" if best.lead is None else f"; the next costs {change(best.lead)}"
     return f"best for {goal}: {best.choice.name}{lead}{_picked(best, advice)}"

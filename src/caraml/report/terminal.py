@@ -106,7 +106,7 @@ class _Results:
             first = f"{names[summed[0].key]}: {summed[0].reason or 'no reason given'}"
             yield _text(f"{len(summed):,} points skipped, the first {first}; `caraml plan` says why for each", "dim")
         if left_out := [title for title, _ in COLUMN_WIDTHS[len(titles) :]]:
-            yield _text(f"{in_words(left_out)}: in a terminal of 80 columns", "dim")
+            yield _text(f"no room for {in_words(left_out)}: they need 80 columns", "dim")
         yield Text("")
         for index, text in enumerate(notes.texts, start=1):
             yield _note(f"[{index}]", text)

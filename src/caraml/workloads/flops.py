@@ -170,6 +170,8 @@ class _FusedAttention(TorchFunctionMode):
             query, key, value = args[:3]
             if key.shape != query.shape:  # of one token, as of a class: each is read once, and the result has the query's shape
                 key, value = key.mean(-2, keepdim=True), value.mean(-2, keepdim=True)
+            if value.shape[-1] != query.shape[-1]:  # the result has the width of the values
+                query, key = query.mean(-1, keepdim=True), key.mean(-1, keepdim=True)
             return torch.addcmul(query, key, value)
         return func(*args, **(kwargs or {}))
 

@@ -107,7 +107,7 @@ class Params(FrozenModel):
         given = {"validation": self.validation is not None, "stage": self.stage is not None, "on_damaged": self.on_damaged == "skip"}
         unheard = ", ".join(name for name, is_so in given.items() if is_so)
         if self.data == "dali" and unheard:
-            raise ValueError(f"DALI reads training images where they lie, and stops at a damaged one: leave out {unheard}")
+            raise ValueError(f"no {unheard} with data = 'dali', which reads training images where they lie and stops at a damaged one")
         return self
 
 
