@@ -260,6 +260,8 @@ def test_a_loop_that_goes_on_after_its_window_has_its_record(
             assert not m.step(1)
         early = only(tmp_path)
         assert early.status == "ok" and early.window is not None and early.files.keys() == {"steps", "power"}
+        assert early.phases[-1].name == "measure" and early.value("training_time") >= early.window.seconds  # type: ignore[operator]
+        assert early.value("runtime") == pytest.approx(early.value("run_time")), "all of it until the sensors were asked"
     record = only(tmp_path)
     assert record.window == early.window and record.attempt == early.attempt == 1 and record.phases[-1].name == "idle_after"
     assert capsys.readouterr().err.count("caraml: goes on: ok") == 2
@@ -282,6 +284,46 @@ def test_a_record_that_cannot_be_written_early_ends_no_loop(
         m.step(1)
         monkeypatch.setattr(measure_record, "write_record", lambda *_: os.open("/dev/full", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     assert only(tmp_path / "b").status == "ok" and "its record is as it was when the window closed" in capsys.readouterr().err
+
+
+def test_a_loop_that_a_thread_goes_on_with_has_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its block may end while the thread writes it early: one measurement would be two repeats."""
+    begun, over, make = threading.Event(), threading.Event(), measure_record.make_record
+    monkeypatch.setattr(own_loop, "quiet_baseline", lambda *_: over.set() if begun.is_set() else None)
+
+    def slow(*arguments: Any) -> Record:
+        begun.set()
+        over.wait(0.3)
+        return make(*arguments)
+
+    with caraml.measure("thread", out=tmp_path, policy=QUICK) as m:
+        while m.step(1):
+            time.sleep(0.005)
+        monkeypatch.setattr(measure_record, "make_record", slow)
+        thread = threading.Thread(target=m.step, args=(1,))
+        thread.start()
+        assert begun.wait(60)
+    thread.join()
+    assert only(tmp_path).attempt == 1 and only(tmp_path) == m.record and m.record.phases[-1].name == "idle_after"
+
+
+def test_a_record_that_another_rank_wrote_early_stays_where_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no older one that has its folder's name, where nodes share no disk, is written over."""
+    monkeypatch.setattr(own_loop, "ranks_in_use", Twins)
+    write = measure_record.write_record
+    for attempt in (1, 2):
+        with caraml.measure("kept", out=tmp_path, policy=QUICK) as m:
+            while m.step(1):
+                time.sleep(0.005)
+            if attempt == 1:
+                m.step(1)
+                early, kept = only(tmp_path), m._records.early
+                m._records.early = m._records.record = None
+                monkeypatch.setattr(Twins, "kept", lambda self, kept=kept: kept)
+                monkeypatch.setattr(measure_record, "write_record", lambda *_: os.open("/dev/full", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        monkeypatch.setattr(measure_record, "write_record", write)
+        assert m.record is not None and m.record.attempt == attempt
+        assert Store(tmp_path).newest(m.record.key, None)[-1] == early
 
 
 # -- where a loop goes while it is measured -----------------------------------------------------------------------------------------------
@@ -501,8 +543,10 @@ def test_the_first_of_several_ranks_that_fail_is_recorded(tmp_path: Path, monkey
     """The others fail of that it is gone, which says nothing."""
     ranks = Pair(12, GONE, alone=True)
     monkeypatch.setattr(own_loop, "ranks_in_use", lambda: ranks)
-    with ranks.telling() as first:
-        assert first
+    for _ in range(2):  # again, where it could not
+        with ranks.telling() as first:
+            assert first
+    ranks = Pair(12, GONE, alone=True)
     ranks._store = SimpleNamespace(add=lambda *_: 2, wait=lambda *_: None)
     with pytest.raises(RuntimeError, match="Connection closed"), caraml.measure("second", out=tmp_path, policy=QUICK) as m:
         while m.step(1):

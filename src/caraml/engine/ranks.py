@@ -166,6 +166,8 @@ class LooseRanks(Ranks):
     def __init__(self, rank: int, world: int, local_rank: int, hosts: dist.ProcessGroup | None) -> None:
         super().__init__(rank, world, local_rank, hosts)
         self._key, self._began = f"caraml/loop/{next(_loops)}", time.monotonic()
+        self._asked = 0
+        """As which of the ranks this one asked whether it is to tell; one that asks again, since it could not, is the same."""
         # kept: a loop may end with destroy_process_group(), after which there is no default group to ask for it
         self._store: Any = None if hosts is None else dist.distributed_c10d._get_default_store()
 
@@ -188,7 +190,7 @@ class LooseRanks(Ranks):
         one ends, launchers end the others. ``None`` without a store, as where the node of rank 0 is gone."""
         number, told = 0, f"{self._key}/told"
         with contextlib.suppress(RuntimeError):  # rank 0 had the store, and is gone
-            number = self._store.add(f"{self._key}/failed", 1)
+            number = self._asked = self._asked or self._store.add(f"{self._key}/failed", 1)
             if number > 1:
                 self._store.wait([told], timedelta(seconds=_TELLING_SECONDS))
         yield number == 1 if number else None

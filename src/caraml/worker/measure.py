@@ -27,7 +27,7 @@ from caraml.engine.instruments import Instruments, quiet_baseline
 from caraml.engine.loop import FEWEST_STEPS, Hooks, MeasuringLoop
 from caraml.engine.ranks import LooseRanks, Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
-from caraml.metrics.model import Facts
+from caraml.metrics.model import Facts, Phase
 from caraml.power.store import ROW
 from caraml.results.finish import reason_of
 from caraml.results.record import Record, Status
@@ -66,6 +66,8 @@ class OwnLoop:
         ranks.patience = seconds_asked(PATIENCE, _STUCK)
         self._left: float | None = None
         """When this rank left its loop."""
+        self._told: tuple[float, list[Phase]] = 0.0, []
+        """Seconds since the loop began, and its phases, when the ranks last told each other what they had measured."""
         self._log = PhaseLog(time.monotonic(), lambda phase: None)
         self._records = LoopRecords(point, facts, out, ranks, self._log)
         self._instruments: Instruments | None = None
@@ -160,6 +162,7 @@ class OwnLoop:
     def _gathered(self, *, last: bool) -> list[RankSummary]:
         """What all ranks measured. Collective."""
         mine, run = self._loop.summary(), (self._run_began, time.monotonic() if self._left is None else self._left)
+        self._told = run[1] - run[0], self._log.so_far
         mine.items = self._items
         # A peak that was there before is that of something earlier in the process.
         peaks = [now if now is not None and now > (before or 0) else None for now, before in zip(self._peaks(), self._before, strict=True)]
@@ -170,19 +173,20 @@ class OwnLoop:
         ranks, self._left = self._ranks, time.monotonic()
         with self._log.phase("idle_after"):
             self._meet_others()
+            with self._one_at_a_time:  # of a thread that still steps nothing is written beside the last word
+                self._tried = True
             quiet_baseline(ranks, self._instruments, self._point.measure.idle_seconds)
         everyone = self._gathered(last=True)
         point, missing = self._records.of_steps(everyone)
         folder, files = self._records.out, dict[str, str]()
         if ranks.rank == 0:
-            early = self._records.early or ranks.kept()
-            folder = early if early is not None and early.is_dir() else self._records.new_attempt(point)
+            folder = self._records.kept() or self._records.new_attempt(point)
         with suppress(OSError):  # the record is worth more than its readings
             files = write_readings(ranks, everyone, self._instruments, folder, self._log.origin)
         try:
             if ranks.rank == 0:
                 with to_its_end():
-                    self._write(everyone, self._records.known(folder, point, files, self._runtime()), missing)
+                    self._write(everyone, self._records.known(folder, point, files, *self._told), missing)
         finally:
             self._over = ranks.rank > 0
             ranks.barrier()  # where a rank fails on its way out, its launcher ends the one that writes the record
@@ -220,9 +224,12 @@ class OwnLoop:
     def _keep_early(self) -> None:
         """Write the record of a complete window before the end of the block, which may be a kill, or never come. Of several ranks the first
         that asks does."""
+        with self._one_at_a_time:
+            if self.record is None and not self._over:
+                self._write_early()
+
+    def _write_early(self) -> None:
         ranks = self._ranks
-        if self.record is not None or self._over:
-            return
         everyone = self._closed or self._gathered(last=False)
         point, missing = self._records.of_steps(everyone)
         with self._records.to_record(point, alone=True) as folder:
@@ -232,13 +239,10 @@ class OwnLoop:
             with suppress(Exception):  # the record is worth more than its readings
                 if self._instruments is not None and self._instruments.meter.channels and not ranks.rank:
                     files[name] = write_table(folder, name, ROW, self._instruments.meter.rows(self._records.zero))
-            known = self._records.known(folder, point, files, self._runtime())
+            known = self._records.known(folder, point, files, *self._told)
             self._write(everyone, known, missing)
             self._records.early = known.folder
             ranks.keep(known.folder)
-
-    def _runtime(self) -> float:
-        return (self._left or time.monotonic()) - self._run_began
 
     def _write(self, everyone: list[RankSummary], known: Known, missing: dict[str, JsonValue]) -> None:
         self._records.write(everyone, known, missing, reported=self._peaks()[0] is not None)

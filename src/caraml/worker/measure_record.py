@@ -12,15 +12,16 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from caraml.base.errors import InputError
 from caraml.base.files import new_folder_beside, write_new
 from caraml.base.format import human, percent
 from caraml.base.processes import on_signals
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary
-from caraml.metrics.model import Facts, Metric, Peak
+from caraml.metrics.model import Facts, Metric, Peak, Phase
 from caraml.results.finish import now
 from caraml.results.record import Record, Status
-from caraml.results.store import Store, attempts, write_record
+from caraml.results.store import RECORD, Store, attempts, read_record, write_record
 from caraml.suite.model import NOT_STATED, Point
 from caraml.system.detect import detect, environment
 from caraml.worker.record import Known, PhaseLog, make_record
@@ -80,11 +81,11 @@ class LoopRecords:
             missing["point.global_batch"] = f"steps had {min(steps):,} to {max(steps):,} {self._facts.item}s"
         return self.of_batch(max(steps)), missing
 
-    def known(self, folder: Path, point: Point, files: dict[str, str], runtime: float) -> Known:
-        """What a record in ``folder`` says besides what the ranks measured; ``runtime`` in seconds."""
+    def known(self, folder: Path, point: Point, files: dict[str, str], runtime: float, phases: list[Phase]) -> Known:
+        """What a record in ``folder`` says besides what the ranks measured; ``runtime`` in seconds, with its ``phases``."""
         probed = Peak(value=None, dtype=point.precision, reason=_NO_PEAK)
         known = Known(folder, point, self._facts, self.zero, self._started_at, probed, files=files, tells_wait=False)
-        known.runtime, known.phases = runtime, self._log.phases
+        known.runtime, known.phases = runtime, phases
         return known
 
     def write(self, everyone: list[RankSummary], known: Known, missing: dict[str, JsonValue], reported: bool) -> None:
@@ -94,6 +95,8 @@ class LoopRecords:
             self._write_here(everyone, known, missing, reported)
         except OSError as error:
             if known.folder == self.early:  # what was written before stays
+                with suppress(InputError, OSError):  # by another rank, maybe
+                    self.record = self.record or read_record(known.folder / RECORD)
                 say(f"caraml: {known.folder}: {error.strerror or error}; its record is as it was when the window closed")
                 return
             self._move(error)
@@ -113,6 +116,13 @@ class LoopRecords:
             if record.value(name) is None and (name.startswith(("loss", "saving")) or self._facts.flops_per_item is None):
                 record.metrics[name] = record.metrics[name].model_copy(update={"reason": reason})
         self._keep(record, known.folder)
+
+    def kept(self) -> Path | None:
+        """Folder of the record that a rank wrote before the block ended. Where nodes share no disk, what has its name here is older."""
+        kept = self.early or self._ranks.kept()
+        theirs = self.early is None and kept is not None and int(kept.name) < self._next_attempt
+        self.early = kept if kept is not None and kept.is_dir() and not theirs else None
+        return self.early
 
     def new_attempt(self, point: Point) -> Path:
         """A folder for the next record of this point, where there is room."""

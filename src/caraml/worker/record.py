@@ -368,6 +368,12 @@ class PhaseLog:
         return list(self._done)
 
     @property
+    def so_far(self) -> list[Phase]:
+        """As :attr:`phases`, and the one that has not ended yet until now."""
+        now, origin = self._clock(), self.origin
+        return [*self._done, *(Phase(name=name, start=self._since - origin, end=now - origin) for name in self._stack[-1:])]
+
+    @property
     def current(self) -> str:
         """Name of the phase that has not ended yet."""
         return self._stack[-1] if self._stack else "none"
