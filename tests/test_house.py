@@ -128,7 +128,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_910,
+    "analysis": 3_914,
     "base": 2_903,
     "campaign": 1_651,
     "cli": 1_621,
@@ -138,7 +138,7 @@ LINES = {
     "metrics": 996,
     "power": 4_885,
     "reference": 521,
-    "report": 4_956,
+    "report": 4_950,
     "results": 3_190,
     "suite": 2_730,
     "system": 3_508,

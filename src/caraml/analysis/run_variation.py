@@ -61,6 +61,9 @@ _Pair: TypeAlias = tuple[Observations | None, Observations | None]
 Means: TypeAlias = tuple[Estimate | None, Estimate | None, Estimate | None]
 """First, second, and second over first."""
 
+_NEAR_ZERO = frozenset({"data_wait_share", "other_cpu_share", "rank_imbalance"})
+"""What may be next to nothing in one run and much in another, so that no ratio tells how it varies."""
+
 # -- what all repeats say together ------------------------------------------------------------------------------------------------------
 
 _SPREADS = np.linspace(-4, 4, 61) + math.log(TYPICAL_SD)
@@ -281,7 +284,8 @@ def mean_of(group: Sequence[Value], metric: str) -> Estimate | None:
 
 
 def mean_metric(records: Sequence[Record], name: str, of: Callable[[Record], Metric | None] | None = None) -> Metric | None:
-    """A number of some repeats: the mean (geometric) over those that have it, its interval between runs, and how many runs that are.
+    """A number of some repeats: the mean (geometric) over those that have it, its interval between runs, and how many runs that are. Of
+    several runs the mean of ``_NEAR_ZERO`` is arithmetic, without an interval.
 
     ``of`` gives it where it is not in the records as it is; ``name`` then says of which kind it is. Without a value it has a run's reason;
     ``None`` if no run has it.
@@ -295,8 +299,8 @@ def mean_metric(records: Sequence[Record], name: str, of: Callable[[Record], Met
     if len(kinds) > 1:
         return Metric(value=None, unit=first.unit, reason=f"the runs measured different things: {', '.join(kinds)}")
     group, n = values(records, name, of), len(having)
-    estimate = mean_of(group, name) if len(group) == n else None
-    if estimate is None:  # zero, or below: no ratio tells how it varies
+    estimate = mean_of(group, name) if len(group) == n and (n == 1 or name not in _NEAR_ZERO) else None
+    if estimate is None:  # zero, or below, or next to it: no ratio tells how it varies
         mean = fmean(one.value for one in having if one.value is not None)
         return first.model_copy(update={"value": mean, "low": None, "high": None, "n": n})
     bound = max((one.bound for one in having if one.bound is not None), default=None)

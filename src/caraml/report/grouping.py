@@ -35,9 +35,6 @@ KEY = 8
 SHARES = frozenset({"training_share", "loading_share", "rest_share"})
 """Parts of a whole: only their arithmetic means over some runs add up to one, as those of each run do."""
 
-_ABOVE_ZERO = frozenset({"data_wait_share", "other_cpu_share", "rank_imbalance"})
-"""What may be next to nothing in one run and much in another, so that no ratio tells how it varies."""
-
 T = TypeVar("T")
 
 
@@ -112,8 +109,7 @@ def _repeats(group: Sequence[Record], wanted: Collection[str] | None) -> Repeats
 
 
 def _mean(runs: Sequence[Record], name: str, of: Callable[[Record], Metric | None] | None = None) -> Metric | None:
-    """As :func:`mean_metric`; of ``SHARES`` the arithmetic mean, its interval scaled to it and at most 1; of ``_ABOVE_ZERO`` the arithmetic
-    mean without one. Ranks have no mean."""
+    """As :func:`mean_metric`; of ``SHARES`` the arithmetic mean, its interval scaled to it and at most 1. Ranks have no mean."""
     found = mean_metric(runs, name, of)
     values = [value for one in runs if (value := one.value(name)) is not None]
     if found is None or found.value is None or len(values) < 2:
@@ -121,8 +117,6 @@ def _mean(runs: Sequence[Record], name: str, of: Callable[[Record], Metric | Non
     if name == "slowest_rank" and len(set(values)) > 1:
         ranks = ", ".join(f"{value:.0f}" for value in values)
         return Metric(value=None, unit=found.unit, reason=f"not the same in every run: {ranks}")
-    if name in _ABOVE_ZERO:
-        return found.model_copy(update={"value": fmean(values), "low": None, "high": None})
     if name not in SHARES or not found.value:
         return found
     mean = scaled(found, fmean(values) / found.value, found.unit)
