@@ -140,7 +140,7 @@ LINES = {
     "reference": 521,
     "report": 4_950,
     "results": 3_190,
-    "suite": 2_730,
+    "suite": 2_732,
     "system": 3_508,
     "verify": 1_076,
     "worker": 2_475,

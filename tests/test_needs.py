@@ -141,7 +141,7 @@ SAVED, TAKEN = 'save_to = "kept"', 'start_from = "needed/kept"'
     [
         ("global_batch = [4, 8]", "global_batch = [8, 4]", [1, 0]),
         ("global_batch = [4, 8]", "global_batch = 8\nprecision = ['fp32', 'bf16']", [1, 1]),
-        ("global_batch = [4, 8]\nrepeats = 2", "global_batch = 8\nrepeats = 2", [2, 3]),
+        ("global_batch = [4, 8]\nrepeats = 2", "global_batch = 8\nrepeats = 2", [1, 3]),
         ("global_batch = [4, 8]\nseed = [1, 2]\nsweep = 'zip'", "global_batch = [8, 4]\nseed = [2, 1]\nsweep = 'zip'", [1, 0]),
         ("global_batch = 4", "global_batch = [4, 8]", [0, 0]),
     ],

@@ -338,13 +338,22 @@ def test_labels_have_what_alone_tells_swept_points_apart() -> None:
         return [one.point.label for one in plan(HEAD + text).points]
 
     assert labels("global_batch = 8\nmicro_batch = [2, 4]\n") == ["n micro_batch=2 b8 fp32", "n micro_batch=4 b8 fp32"]
-    assert labels("global_batch = 8\nseed = [1, 2]\nrepeats = 2\n")[1:3] == ["n seed=1 b8 fp32 #2", "n seed=2 b8 fp32"]
+    assert labels("global_batch = 8\nseed = [1, 2]\nrepeats = 2\n")[1:3] == ["n seed=2 b8 fp32", "n seed=1 b8 fp32 #2"]
     assert labels("accumulation = 1\nmicro_batch = [2, 4]\n") == ["n b2 fp32", "n b4 fp32"], "the batch tells them apart"
     crossed = labels("accumulation = [1, 2]\nmicro_batch = [2, 4]\n")
     assert crossed == ["n b2 fp32", "n micro_batch=4 b4 fp32", "n micro_batch=2 b4 fp32", "n b8 fp32"]
     program = HEAD.replace("net", "command") + 'seed = [1, 2]\nparams = { argv = ["x", "{seed}", "{limit}"], limit = [3, 4] }\n'
     points = expand(suite_of(parse_toml(f'name = "s"\ntitle = "S"\n{program}', "s.toml")), machine(), real_params_of).points
     assert {one.point.label for one in points} == {f"n limit={limit} seed={seed}" for limit in (3, 4) for seed in (1, 2)}
+
+
+def test_every_point_is_measured_once_before_any_a_second_time() -> None:
+    """What changes while a campaign runs is then between the repeats of a point, and not between the points that are compared."""
+    other = HEAD.replace('"n"', '"o"')
+    points = plan(f"{HEAD}global_batch = [4, 8]\nrepeats = 2\n\n{other}global_batch = 16\nrepeats = 3\n").points
+    found = [(one.point.benchmark, one.point.global_batch, one.point.repeat) for one in points]
+    once = [("n", 4), ("n", 8), ("o", 16)]
+    assert found == [*((*one, 0) for one in once), *((*one, 1) for one in once), ("o", 16, 2)]
 
 
 def test_work_that_two_benchmarks_ask_for_is_part_of_both() -> None:

@@ -137,7 +137,7 @@ def _series(name: str, records: Sequence[Record], metric: str) -> Series:
         found.append(ChangePoint(index, ratio, better, rounds < FIRM, _changed(records[before:index], records[index:after])))
     what = "results" if len(begins) == len(measured) else "rounds of repeats"
     note = None if len(begins) >= FEWEST else f"{len(begins)} of the {FEWEST} {what} that a change needs"
-    if note is None and measured[0].time == measured[-1].time:
+    if len(measured) >= FEWEST and measured[0].time == measured[-1].time:
         note = "all results are of one time"
     newest, last = None, begins.index(edges[-2])
     if note is None and measured[-1].time > measured[begins[-1] - 1].time and len(begins) - last > FIRM:

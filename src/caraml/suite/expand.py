@@ -60,7 +60,8 @@ class PlannedPoint:
 
 @dataclass(frozen=True)
 class Plan:
-    """All points of a suite on one machine, in file order; ``left_out`` counts combinations that a `where` condition excludes."""
+    """All points of a suite on one machine, in file order, each once before any is repeated; ``left_out`` counts combinations that a
+    `where` condition excludes."""
 
     points: list[PlannedPoint]
     left_out: int
@@ -94,7 +95,8 @@ def expand(
     faults += [fault for part in parts if part.chosen or not file.settings for fault in part.faults]
     if faults:
         file.document.refuse(faults)
-    points = [one for part in parts for one in part.points]
+    # Each point once before any a second time: what changes while a campaign runs is then between the repeats, and not between the points.
+    points = sorted((one for part in parts for one in part.points), key=lambda one: one.point.repeat)
     return Plan(without_unmet(_without_twins(points)), sum(part.excluded for part in parts if part.chosen))
 
 
