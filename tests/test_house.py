@@ -141,7 +141,7 @@ LINES = {
     "report": 4_950,
     "results": 3_190,
     "suite": 2_732,
-    "system": 3_508,
+    "system": 3_509,
     "verify": 1_076,
     "worker": 2_475,
     "workloads": 8_701,

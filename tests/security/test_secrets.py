@@ -441,13 +441,14 @@ def test_options_with_names_and_known_settings_are_taken() -> None:
         assert Scheduler(extra=extra).extra == Container(extra=extra).extra == extra
 
 
+@pytest.mark.parametrize("scheme", ["https://", ""])
 @pytest.mark.parametrize("words", [("run", "s.toml"), ("power", "--", "true"), ("doctor", "--json")])
 def test_an_account_in_the_address_of_a_sensor_is_refused_and_stands_nowhere(
-    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for curl; it would be in every record, and in what `caraml doctor` says for others to read."""
     suite("{}")
-    address = "redfish:https://admin:t0k-en@192.0.2.1/redfish/v1/Chassis/1/Power"
+    address = f"redfish:{scheme}admin:t0k-en@192.0.2.1/redfish/v1/Chassis/1/Power"
     monkeypatch.setenv("CARAML_POWER", f"csv:/data/a@b.csv,{address}")
     done = caraml(*words)
     assert done.exit_code and "REDFISH_PASSWORD" in f"{done.exception}{done.output}" and "t0k" not in f"{done.exception}{done.output}"

@@ -46,7 +46,8 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASS|PWD|CREDENTIAL|KEY|AUTH|LICEN[CS]E|(^|_
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FROM_CALLER = re.compile(rf"\$({_NAME.pattern})")
 _FORMAT = re.compile(r"[<>=^]?[ +-]?#?0?[0-9]{0,3}[,_]?(\.[0-9]{1,2})?[bcdeEfFgGnosxX%]?")
-_ACCOUNT = re.compile(r"://\S*@")
+_ACCOUNT = re.compile(r"(://|\bredfish:)\S*@")
+"""Also where the scheme is left out."""
 _HIDDEN = "hidden:"
 _SALT_BYTES = 32
 
