@@ -233,6 +233,14 @@ def test_every_link_of_the_readme_leads_somewhere() -> None:
         assert (ROOT / target).exists(), target
 
 
+def test_the_items_of_the_changelog_are_whole_and_stand_there_once() -> None:
+    """Two changes of one item, merged line by line, leave the beginning of one before the other."""
+    items = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n- ")[1:]
+    assert [item for item in items if not item.split("\n\n")[0].rstrip().endswith((".", ")"))] == []
+    begun = [item[:60] for item in items]
+    assert [one for one in begun if begun.count(one) > 1] == []
+
+
 def test_the_readme_s_commands_are_make_s() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^    make (\w+)$", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE):
