@@ -14,8 +14,9 @@ import pytest
 from record_factory import HOSTILE, full_store, make_point, make_record, save
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.metrics.model import Metric
 from caraml.report.server import ResultsTree, Server, raw_path
-from caraml.results.store import Store
+from caraml.results.store import Store, write_record
 
 SECRET = "only for the owner"
 
@@ -86,6 +87,15 @@ def test_a_page_is_drawn_again_only_for_new_results(server: Server, root: Path) 
     assert server.campaign("cluster/jedi", "all") is first
     save(Store(root / "cluster" / "jedi"), make_record(make_point(benchmark="newer")))
     assert b"newer" in server.campaign("cluster/jedi", "all")
+
+
+def test_a_page_is_drawn_again_for_a_record_that_was_written_again(server: Server, root: Path) -> None:
+    """As by a loop of one's own that went on after its window."""
+    store = Store(root / "cluster" / "jedi")
+    first, record = server.campaign("cluster/jedi", "all"), store.records()[0]
+    metrics = {**record.metrics, "runtime": Metric(value=(record.value("runtime") or 0.0) + 60, unit="s")}
+    write_record(store.folder(record), record.model_copy(update={"metrics": metrics}))
+    assert server.campaign("cluster/jedi", "all") is not first
 
 
 def test_raw_files_of_results_can_be_fetched(server: Server, root: Path) -> None:

@@ -69,9 +69,9 @@ class CampaignRecords:
         return name if self.folder == "." else f"{name} in {self.folder}"
 
     @property
-    def newest(self) -> tuple[tuple[str, int], ...]:
-        """Changes with every new result."""
-        return tuple((record.key, record.attempt) for record in self.records)
+    def newest(self) -> tuple[tuple[str, int, float | None], ...]:
+        """Changes with every new result, and where a loop that went on has written its own again."""
+        return tuple((record.key, record.attempt, record.value("runtime")) for record in self.records)
 
     @property
     def facts(self) -> tuple[str, str, str]:
