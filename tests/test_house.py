@@ -128,7 +128,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_914,
+    "analysis": 3_917,
     "base": 2_903,
     "campaign": 1_651,
     "cli": 1_621,

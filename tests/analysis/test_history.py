@@ -74,6 +74,14 @@ def test_the_repeats_of_a_night_are_one_result() -> None:
         [one.model_copy(update={"started_at": (START + timedelta(hours=i)).isoformat()}) for i, one in enumerate(nights(level))]
     )
     assert hourly.note is None, "without repeats each run is a result, however soon after another"
+    long = [
+        one.model_copy(update={"started_at": (START + timedelta(days=i // 3, hours=7 * (i % 3))).isoformat()})
+        for i, one in enumerate(on([*level, 300.0]))
+    ]
+    between = [run(50, global_batch=4).model_copy(update={"started_at": (START + timedelta(hours=2 * i)).isoformat()}) for i in range(96)]
+    others = [one.model_copy(update={"attempt": i + 1}) for i, one in enumerate(between) if i % 12 < 8]
+    (slow,) = (one for one in history([*long, *others]) if len(one.values) == 24)
+    assert slow.changes == (), "also where the other points take hours between its repeats"
     rng = np.random.default_rng(1)
     for _ in range(10):
         assert not history(on(list(1000 * np.exp(0.01 * rng.standard_normal(8)))))[0].changes

@@ -16,7 +16,7 @@ simulation (``bench/analysis/verdicts.py``).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -24,7 +24,7 @@ from statistics import fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from caraml.analysis.estimate import SESSION_PAUSE, UNKNOWN, Estimate, Value, started, values
+from caraml.analysis.estimate import UNKNOWN, Estimate, Value, sessions_of, started, values
 from caraml.analysis.grouping import Difference, axes_of, compare_facts, facts, grouped, names, run_of, told_apart, valid, without
 from caraml.analysis.run_variation import mean_of
 from caraml.base.stats import SMALLEST_SD
@@ -112,7 +112,10 @@ def history(records: Sequence[Record], metric: str = "throughput") -> list[Serie
 
     groups = grouped(usable, lambda record: (kind(record), without(axes_of(record), _MAY_CHANGE)))
     named = told_apart(names(groups, _MAY_CHANGE), [dict(zip(("boundary", "unit"), kind(group[0]), strict=True)) for group in groups])
-    return [_series(name, group, metric) for name, group in zip(named, groups, strict=True)]
+    every = values(usable, metric)
+    numbers = sessions_of(every, anywhere=True)  # other work may have run for hours between the repeats of one
+    session = {id(record): numbers[id(one)] for record, one in zip(usable, every, strict=True)}
+    return [_series(name, group, metric, session) for name, group in zip(named, groups, strict=True)]
 
 
 def not_above_zero(records: Sequence[Record], metric: str) -> int:
@@ -120,11 +123,11 @@ def not_above_zero(records: Sequence[Record], metric: str) -> int:
     return sum(value is not None and value <= 0 for record in valid(records) for value in [record.value(metric)])
 
 
-def _series(name: str, records: Sequence[Record], metric: str) -> Series:
+def _series(name: str, records: Sequence[Record], metric: str, session: Mapping[int, int]) -> Series:
     measured = tuple(values(records, metric))
     errors = [one.error for one in measured if one.error is not None]
     floor = max(median(errors) if errors else 0.0, SMALLEST_SD)
-    begins = _rounds(records, measured)
+    begins = _rounds(records, session)
     logs = np.array([fmean(math.log(one.value) for one in measured[i:j]) for i, j in pairwise([*begins, len(measured)])])
     # Of one time are the rows of a table, whose order is none in time.
     indices = [begins[at] for at in change_points(logs, floor) if measured[begins[at]].time > measured[begins[at] - 1].time]
@@ -147,12 +150,12 @@ def _series(name: str, records: Sequence[Record], metric: str) -> Series:
     return Series(name, metric, unit, direction, tuple(records), measured, tuple(found), note, newest)
 
 
-def _rounds(records: Sequence[Record], measured: Sequence[Value]) -> list[int]:
-    """Index of the first result of every round: of repeats of one work without a pause between them, each once."""
+def _rounds(records: Sequence[Record], session: Mapping[int, int]) -> list[int]:
+    """Index of the first result of every round: of repeats of one work in one session, by its number, each once."""
     begins: list[int] = []
     seen: set[int] = set()
     for index, record in enumerate(records):
-        if not index or record.point.repeat in seen or measured[index].time - measured[index - 1].time >= SESSION_PAUSE:
+        if not index or record.point.repeat in seen or session[id(record)] != session[id(records[index - 1])]:
             begins.append(index)
             seen = set()
         seen.add(record.point.repeat)
