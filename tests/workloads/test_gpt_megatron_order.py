@@ -164,7 +164,7 @@ def test_the_default_order_is_in_no_key_and_the_other_has_the_librarys_version()
         ({"data": "synthetic"}, "order megatron is of a corpus, found data 'synthetic': expected data 'text', or order 'caraml'"),
         ({"data": "synthetic-device"}, "found data 'synthetic-device'"),
         ({"order_split": "0,1"}, "expected a first part above 0"),
-        ({"order_split": "most"}, "found 'most', expected one to three shares such as 969,30,1"),
+        ({"order_split": "most"}, "expected one to three shares such as 969,30,1"),
         ({"order_split": "1,1,1,1"}, "expected one to three shares"),
         ({"order": "caraml", "order_split": "98,2"}, "expected order = 'megatron' beside them"),
         ({"order": "caraml", "order_samples": 10}, "expected order = 'megatron' beside them"),

@@ -83,9 +83,9 @@ class Gpu:
         self.load = getattr(signals, shape)(**parameters)
 
     def check(self):
-        if os.path.exists(os.environ.get("FAKE_LOST", "/nonexistent")):  # noqa: PTH110 - any process can make the GPUs fall off the bus, or hang
+        if os.path.exists(os.environ.get("FAKE_LOST", "")):  # noqa: PTH110 - any process can make the GPUs fall off the bus, or hang
             raise NVMLError_GpuIsLost()
-        while os.path.exists(os.environ.get("FAKE_HANGS", "/nonexistent")):  # noqa: PTH110
+        while os.path.exists(os.environ.get("FAKE_HANGS", "")):  # noqa: PTH110
             time.sleep(60)
 
     def clock(self):
