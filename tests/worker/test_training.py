@@ -168,7 +168,7 @@ def test_known_watts(tmp_path: Path, make_point: MakePoint) -> None:
     point = make_point(params={"device": "asynchronous", "step_seconds": 0.02}, measure=measure)
     record = run(tmp_path, point, CARAML_POWER="fake:square")
     found = energy_claims(record, Store(tmp_path))
-    assert len(found) == 7 and all(finding.verdict == "right" for finding in found), found
+    assert len(found) == 8 and all(finding.verdict == "right" for finding in found), found
     sharp = [finding for finding in found if finding.claim in SHARP]
     assert len(sharp) == len(SHARP) and all(each.allowed and each.allowed < 0.2 * abs(each.value or 0) for each in sharp), found
     run_time, phases = record.value("run_time"), {phase.name: phase for phase in record.phases}
