@@ -133,7 +133,7 @@ LINES = {
     "campaign": 1_651,
     "cli": 1_621,
     "data": 801,
-    "engine": 4_817,
+    "engine": 4_816,
     "launch": 1_818,
     "metrics": 996,
     "power": 4_885,

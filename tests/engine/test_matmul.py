@@ -626,6 +626,24 @@ def test_the_shapes_of_attention_are_known_whoever_calls_it(batches: Any, rounde
     assert rounded.calls == 8, "two products forward, again, and four backward"
 
 
+@pytest.mark.parametrize(
+    ("asked", "point", "watched"),
+    [("auto", {}, 1), ("onednn", {}, 1), ("mkl", {}, 0), ("auto", {"compile": "default"}, 0), ("auto", {"deterministic": True}, 0)],
+)
+def test_no_step_but_the_first_is_watched(batches: Any, asked: str, point: dict[str, Any], watched: int) -> None:
+    """Also of a network without such products: every function of torch would take a detour through Python."""
+    own, modes = batches(asked, precision="bf16", **point), list[int]()
+
+    def step() -> StepOutcome:
+        modes.append(torch._C._len_torch_function_stack())
+        return StepOutcome(None, 0.0)
+
+    stepped = own.around(step, lambda name: nullcontext())
+    for _ in range(3):
+        stepped()
+    assert modes == [watched, 0, 0]
+
+
 def test_both_ways_of_a_product_of_batches_are_timed(batches: Any, rounded: Counting) -> None:
     state = torch.get_rng_state()
     own, other = batches("auto", precision="bf16").seconds(((2, 16, 8), (2, 8, 16)))

@@ -13,7 +13,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,6 @@ from caraml.base.errors import EnvironmentUnfitError
 from caraml.base.format import human
 from caraml.engine.ranks import Ranks
 from caraml.engine.replacement import WORTH, Masks, Replacement, Seconds, times_of
-from caraml.engine.steps import Step, StepOutcome
 from caraml.suite.model import Point
 from caraml.system import host
 from caraml.system.kernels import blas
@@ -118,14 +117,9 @@ class BatchedProducts(Replacement):
         compiled = "compiled: the compiler multiplies batches by kernels of its own" if self._point.compile != "off" else None
         return compiled or super().settled() or _nothing_in(self._point)
 
-    def around(self, step: Step, phase: Callable[[str], AbstractContextManager[None]]) -> Step:
-        """As every replacement's; the first step tells which shapes are attention's."""
-
-        def watched() -> StepOutcome:
-            with nullcontext() if self._calls else self._attention:
-                return step()
-
-        return super().around(watched, phase)
+    def noting(self) -> AbstractContextManager[object]:
+        """The first step tells which shapes are attention's."""
+        return self._attention
 
     def _noted(self, key: Key) -> bool:
         if self._attention.inside:

@@ -116,7 +116,8 @@ class Replacement:
         todo = [phase]
 
         def first_then_chosen() -> StepOutcome:
-            outcome = step()
+            with self.noting() if todo else nullcontext():
+                outcome = step()
             if todo:
                 timed = todo.pop()
                 with timed(self.name) if self._calls else nullcontext():
@@ -125,6 +126,10 @@ class Replacement:
             return outcome
 
         return first_then_chosen
+
+    def noting(self) -> AbstractContextManager[object]:
+        """A context for the first step, whose calls are noted."""
+        return nullcontext()
 
     def _noted(self, key: Any) -> bool:
         if self.able(key):
