@@ -133,7 +133,7 @@ LINES = {
     "campaign": 1_651,
     "cli": 1_621,
     "data": 801,
-    "engine": 4_816,
+    "engine": 4_817,
     "launch": 1_818,
     "metrics": 996,
     "power": 4_885,

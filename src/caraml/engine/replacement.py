@@ -51,8 +51,9 @@ class Replacement:
     """
 
     knob: str
-    """Its name in a point, and where there is no ``name`` in the record, and of the phase in which both kernels are timed."""
+    """Its name in a point."""
     name: str = ""
+    """Its name in the record, and of the phase in which both kernels are timed; that of the knob unless there is another."""
     other: str
     """The knob's value that asks for the other kernel."""
     work: str
