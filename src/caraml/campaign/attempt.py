@@ -63,7 +63,6 @@ class PointTask:
 
     @property
     def point(self) -> Point:
-        """The point."""
         return self.planned.point
 
     def job(self, folder: Path, *, awaited: bool) -> Job:

@@ -312,7 +312,6 @@ class DeviceLock:
         self._lock.note(f"process {os.getpid()}: {self._what}\n{handle}\n{self._until}\n")
 
     def release(self) -> None:
-        """Let the others take it."""
         self._leave_queue()
         self._lock.give()
 

@@ -79,7 +79,6 @@ class Preview:
 
     @property
     def to_run(self) -> list[PointPlan]:
-        """The points that will be run."""
         return [one for one in self.points if one.action == "run"]
 
 

@@ -284,11 +284,9 @@ class Synthetic(torch.utils.data.Dataset[Any]):
         self._draw, self._facts = draw, {"kind": "synthetic", "of": of, "path": None, "items": samples, "bytes": 0, **facts, "seed": seed}
 
     def __len__(self) -> int:
-        """The number of samples in an epoch."""
         return self.samples
 
     def __getitem__(self, position: int) -> Any:
-        """Sample ``position``."""
         return self._draw(np.random.default_rng([self.seed, position]))
 
     def describe(self) -> dict[str, Any]:

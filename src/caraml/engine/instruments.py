@@ -79,7 +79,6 @@ class NodeSummary:
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> NodeSummary:
-        """The inverse of :meth:`to_data`."""
         energy, idle = (None if data[name] is None else window_from_dict(data[name]) for name in ("energy", "idle"))
         spans = {name: window_from_dict(span) for name, span in data["spans"].items()}
         return cls(**{**data, "energy": energy, "idle": idle, "spans": spans})

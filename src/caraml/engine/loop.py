@@ -71,7 +71,6 @@ class MeasuringLoop:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the phase that the loop is in."""
         self._phase.close()
 
     def step_ended(self, outcome: StepOutcome) -> bool:
@@ -125,7 +124,6 @@ class MeasuringLoop:
 
     @property
     def steps(self) -> int:
-        """Steps that have ended so far."""
         return len(self._outcomes)
 
     # -- from one stage to the next ------------------------------------------------------------------------------------
@@ -275,14 +273,12 @@ class EpochLoop(MeasuringLoop):
         """Whether the ranks have agreed to hurry."""
 
     def __enter__(self) -> EpochLoop:
-        """Begin the first epoch. Collective: every rank measures."""
         if self._policy.to_target:
             self._open_window()
         self._begin_epoch()
         return self
 
     def summary(self) -> RankSummary:
-        """What this rank measured, its epochs included."""
         return replace(super().summary(), epochs=self._epochs)
 
     # -- an epoch ------------------------------------------------------------------------------------------------------

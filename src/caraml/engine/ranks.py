@@ -47,7 +47,6 @@ class PlainUnpickler(pickle.Unpickler):
     could be called. Checkpoints need more, for as long as they are written or read."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Refuse every class and function."""
         raise pickle.UnpicklingError(f"another rank sent {module}.{name}, which is no plain data")
 
 
@@ -110,7 +109,6 @@ class Ranks:
         return values / self.world
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
         if self.world > 1:
             dist.barrier(group=self.hosts)
 
@@ -148,7 +146,6 @@ class Ranks:
         return None if self.world == 1 else dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
 
     def leave(self) -> None:
-        """Leave the group."""
         if self.world > 1:
             dist.destroy_process_group()
 
@@ -199,12 +196,10 @@ class LooseRanks(Ranks):
                 self._store.set(told, "")
 
     def keep(self, folder: Path) -> None:
-        """Leave the folder's name in the store."""
         with contextlib.suppress(RuntimeError):
             self._store.set(f"{self._key}/kept", str(folder))
 
     def kept(self) -> Path | None:
-        """The folder by the store."""
         with contextlib.suppress(RuntimeError):
             if self._store.check([key := f"{self._key}/kept"]):
                 return Path(self._store.get(key).decode())

@@ -113,7 +113,6 @@ class TrainStep:
         self._rates = rates([task.optimizer], task.rate)
 
     def __call__(self) -> StepOutcome:
-        """Launch one step."""
         if self._point.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         total = self._run(self._batches.take() for _ in range(self._point.accumulation))
@@ -156,7 +155,6 @@ class InferenceStep:
             self._model.compile(mode=None if point.compile == "default" else point.compile)
 
     def __call__(self) -> StepOutcome:
-        """Launch one step."""
         for _ in range(self._point.accumulation):
             batch = self._batches.take()
             with torch.inference_mode(), autocast(self._point.precision, self._device):
@@ -185,25 +183,20 @@ class OwnStep:
         self._step = task.own_step(self)
 
     def __call__(self) -> StepOutcome:
-        """Launch one step."""
         loss = self._step()
         scale = torch.as_tensor(self._scaler.scale(self._one)).clone() if self._scaler.is_enabled() else None
         return StepOutcome(loss.detach(), self._batches.waited(), scale)
 
     def next_batch(self) -> Any:
-        """The next micro-batch of this rank; the wait for it is counted."""
         return self._batches.take()
 
     def wrap(self, module: torch.nn.Module) -> torch.nn.Module:
-        """The module compiled if the point asks for it, and inside DDP if there are several ranks."""
         return _wrapped(module, self._point, self._device)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The context of a forward pass in the point's precision."""
         return autocast(self._point.precision, self._device)
 
     def update(self, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """Backward pass of ``loss``, then one step of ``optimizer``, whose gradients are cleared."""
         torch.as_tensor(self._scaler.scale(loss)).backward()
         self._scaler.step(optimizer)
         self._scaler.update()

@@ -44,7 +44,6 @@ class StepTable:
             self.append(row)
 
     def append(self, row: StepRow) -> None:
-        """Add a step at the end."""
         self._phases.append(_PHASES.index(row.phase))
         self._starts.append(row.start)
         self.seconds.append(row.seconds)
@@ -56,14 +55,12 @@ class StepTable:
 
     @classmethod
     def from_data(cls, data: dict[str, bytes]) -> StepTable:
-        """The inverse of :meth:`to_data`."""
         table = cls()
         for name, column in table._columns().items():
             column.frombytes(data[name])
         return table
 
     def of_phase(self, phase: StepPhase) -> StepTable:
-        """The steps of one phase, in order."""
         chosen, found = [code == _PHASES.index(phase) for code in self._phases], StepTable()
         for name, column in found._columns().items():
             column.extend(compress(self._columns()[name], chosen))
@@ -94,7 +91,6 @@ class Scalars:
         self._latest: list[torch.Tensor] = []
 
     def append(self, value: torch.Tensor | None) -> None:
-        """Add the next, if there is one."""
         if value is None:
             return
         self._latest.append(value)
@@ -116,7 +112,6 @@ class Outcomes:
         self.data_waits, self.losses, self.scales = array("d"), Scalars(), Scalars()
 
     def append(self, outcome: StepOutcome) -> None:
-        """Keep what the next step left."""
         self.data_waits.append(outcome.data_wait)
         self.losses.append(outcome.loss)
         self.scales.append(outcome.scale)
@@ -264,7 +259,6 @@ class RankSummary:
 
     @property
     def window_rows(self) -> StepTable:
-        """Rows of the window."""
         return self.rows.of_phase("measure")
 
     def to_data(self) -> dict[str, Any]:
@@ -274,7 +268,6 @@ class RankSummary:
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> RankSummary:
-        """The inverse of :meth:`to_data`."""
         node = None if data["node"] is None else NodeSummary.from_data(data["node"])
         epochs = [EpochRow(**row) for row in data["epochs"]]
         waits = tuple(data["waits"])

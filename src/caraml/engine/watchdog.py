@@ -49,7 +49,6 @@ class Sign:
 
     @classmethod
     def parse(cls, text: str) -> Sign:
-        """Back from :meth:`text`."""
         looks, batches, place = text.split(maxsplit=2)
         return cls(int(looks), int(batches), place)
 
@@ -128,7 +127,6 @@ class Watchdog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Stop watching."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()

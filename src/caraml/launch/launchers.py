@@ -111,7 +111,6 @@ class PlugInLauncher:
             raise self._wrong(f"slots = {self.slots!r}", "None for a queue, or a number from 1")
 
     def submit(self, jobs: Sequence[Job]) -> Iterator[str]:
-        """Start jobs, or queue them; a handle for each, as it gives them."""
         given = 0
         with self._named("submit"):
             for handle in self._own.submit(jobs):
@@ -124,7 +123,6 @@ class PlugInLauncher:
             raise self._wrong(f"{found} from submit", f"one for each of {count(len(jobs), 'job')}")
 
     def poll(self, handles: Sequence[str]) -> dict[str, JobState]:
-        """Look at jobs without waiting."""
         with self._named("poll"):
             given = self._own.poll(handles)
             states: dict[str, JobState] = {handle: given[handle] for handle in handles}
@@ -134,7 +132,6 @@ class PlugInLauncher:
         return states
 
     def cancel(self, handles: Sequence[str]) -> None:
-        """End jobs and everything they started."""
         with self._named("cancel"):
             self._own.cancel(handles)
 

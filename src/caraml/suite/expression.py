@@ -114,7 +114,6 @@ class Condition:
 
     @property
     def names(self) -> set[str]:
-        """Every name that the condition mentions."""
         return {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
 
     def know(self, known: Iterable[str]) -> None:

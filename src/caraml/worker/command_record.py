@@ -158,7 +158,6 @@ class Sensors:
         self._offsets.append(time.time() - time.monotonic())
 
     def close(self) -> None:
-        """Read no more."""
         self._instruments.meter.stop()
 
     def completed(self, point: Point, items: int | None, folder: Path, how: Ran) -> Ran:

@@ -123,7 +123,6 @@ class Traffic:
         return Traffic(tuple((each, rest, times * factor) for each, rest, times in self.kernels))
 
     def __add__(self, other: Traffic) -> Traffic:
-        """The kernels of both."""
         return Traffic(self.kernels + other.kernels)
 
     def cached_share(self, micro_batch: int, accumulation: int, update: float, cache: float) -> float:

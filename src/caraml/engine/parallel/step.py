@@ -63,18 +63,15 @@ class LeanStage(PipelineStage):
             return super()._prepare_backward_infra(*arguments, **named)
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Receives of a micro-batch's hidden states, with their buffers."""
         _move(self.args_recv_info[fwd_chunk_id], self.device)
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **named: Any) -> Any:
-        """Forward pass of a micro-batch."""
         output = super().forward_one_chunk(fwd_chunk_id, *arguments, **named)
         _move(self.args_recv_info[fwd_chunk_id], _META)  # the input itself is kept for the backward pass by torch, until that
         return output
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Receives of the gradients of what a micro-batch sent, with their buffers."""
         _move(self.grad_recv_info.get(bwd_chunk_id, ()), self.device)
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
@@ -218,7 +215,6 @@ class DividedStep:
             self._pipeline = Pipeline(divided.stages, task.division, point, divided.mesh, device=device, loss=self._scaled)
 
     def __call__(self) -> StepOutcome:
-        """Launch one step."""
         with around_step(self._point.placement.tp):
             loss = self._passes() if self._pipeline is None else self._flow(self._pipeline)
         return StepOutcome(loss, self._batches.waited(), self._update())

@@ -60,7 +60,6 @@ class MegatronGPT(nn.Module):
             self._start(config, seed, name, parameter, tp)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Mean cross-entropy in nats, or hidden states."""
         positions = None
         if self.first:
             positions = torch.arange(x.shape[1], device=x.device).expand_as(x)
@@ -130,7 +129,6 @@ class MegatronGPT(nn.Module):
 
 
 def named_layers(stage: nn.Module) -> dict[str, nn.Module]:
-    """The layers of a stage."""
     assert isinstance(stage, MegatronGPT)
     return {f"inner.decoder.layers.{index}": layer for index, layer in enumerate(stage.inner.decoder.layers)}
 
@@ -219,7 +217,6 @@ class MegatronSamples(TokenSamples):
         return np.append(sample["tokens"].numpy(), sample["labels"][-1].numpy())
 
     def describe(self) -> dict[str, Any]:
-        """The provenance of the corpus, how it was cut, and whose order that is."""
         return {**super().describe(), **self._facts}
 
 

@@ -367,7 +367,6 @@ class GPT(nn.Module):
                 table.copy_(values)
 
     def named_layers(self) -> dict[str, nn.Module]:
-        """The layers held."""
         return {f"blocks.{name}": block for name, block in self.blocks.items()}
 
     def share_sequence(self, places: Tensor, attend: Attend) -> None:

@@ -78,7 +78,6 @@ class TokenIndex:
 
     @property
     def token_count(self) -> int:
-        """The tokens of all sequences."""
         return int(self.lengths.sum(dtype=np.int64))
 
     @property
@@ -248,12 +247,10 @@ class IndexedTokensWriter:
 
     @property
     def document_count(self) -> int:
-        """Documents written so far."""
         return len(self.lengths)
 
     @property
     def token_count(self) -> int:
-        """Tokens written so far."""
         return sum(self.lengths)
 
     @property
@@ -288,7 +285,6 @@ class TokenSamples:
             )
 
     def __len__(self) -> int:
-        """The number of samples in an epoch."""
         return self._count
 
     def __getitem__(self, position: int) -> torch.Tensor:
@@ -310,7 +306,6 @@ class TokenSamples:
         return self.corpus.stream[start : start + self.sequence_length + 1].astype(np.int64)
 
     def describe(self) -> dict[str, Any]:
-        """The provenance of the corpus, and how it was cut."""
         return {**self.corpus.describe(), "samples": self._count, "sequence_length": self.sequence_length}
 
 

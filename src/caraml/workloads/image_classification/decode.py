@@ -266,7 +266,6 @@ class DaliBatches(Iterator[list[torch.Tensor]]):
         return [batch["images"], batch["labels"].squeeze(-1).long()]
 
     def describe(self) -> dict[str, Any]:
-        """The provenance of a record."""
         from nvidia.dali import __version__
 
         return {

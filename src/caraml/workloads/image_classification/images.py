@@ -76,7 +76,6 @@ class ImageSamples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
         """Damaged files met so far, and why; kept by the process that reads the batches."""
 
     def __len__(self) -> int:
-        """Samples in an epoch."""
         return len(self.store.labels) * self.passes
 
     def __getitem__(self, draw: int) -> tuple[torch.Tensor, int]:
@@ -100,7 +99,6 @@ class ImageSamples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
 
     @staticmethod
     def collate(loaded: Any) -> Any:
-        """Batches are whole already."""
         return loaded
 
     def received(self, loaded: Loaded) -> list[torch.Tensor]:
@@ -165,7 +163,6 @@ class HeldOut:
         return math.ceil(len(self._samples) / self._batch_size)
 
     def __iter__(self) -> Iterator[list[torch.Tensor]]:
-        """All of them."""
         return self.share(0, 1)
 
     def share(self, rank: int, world: int) -> Iterator[list[torch.Tensor]]:
@@ -186,7 +183,6 @@ class HeldOut:
         )
 
     def close(self) -> None:
-        """End the workers."""
         for loader in self._loaders.values():
             if loader._iterator is not None:
                 loader._iterator._shutdown_workers()  # type: ignore[attr-defined]  # torch has no public way to say this

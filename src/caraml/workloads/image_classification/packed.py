@@ -140,7 +140,6 @@ class LmdbStore:
             environment.close()
 
     def read(self, position: int) -> bytes:
-        """The file of image ``position``."""
         value = self._transaction().get(_KEY.pack(position))
         if value is None:
             raise OSError(f"image {position} is missing")
@@ -149,11 +148,9 @@ class LmdbStore:
         return bytes(value[_LABEL.size :])
 
     def name(self, position: int) -> str:
-        """The database and the image's number in it."""
         return f"{self.path}[{position}]"
 
     def describe(self) -> dict[str, Any]:
-        """Kind, path, bytes."""
         return {"kind": "images", "store": "lmdb", "path": str(self.path), "bytes": self._file().stat().st_size}
 
 
@@ -220,7 +217,6 @@ class TarStore:
         return {**self.__dict__, "_opened": (0, {})}
 
     def read(self, position: int) -> bytes:
-        """The file of image ``position``."""
         size = int(self._size[position])
         if size > IMAGE:
             raise too_large(self.name(position), size, IMAGE)
@@ -241,11 +237,9 @@ class TarStore:
         return descriptors[shard]
 
     def name(self, position: int) -> str:
-        """The shard, and where in it the image begins."""
         return f"{self.shards[self._shard[position]]}@{self._offset[position]}"
 
     def describe(self) -> dict[str, Any]:
-        """Kind, path, bytes, shards."""
         return {"kind": "images", "store": "webdataset", "path": str(self.path), "bytes": self._bytes, "shards": len(self.shards)}
 
 

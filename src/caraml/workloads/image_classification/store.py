@@ -284,11 +284,9 @@ class FolderStore:
         return classes, None
 
     def read(self, position: int) -> bytes:
-        """The file of image ``position``."""
         return read_bytes(self._paths[position], IMAGE)
 
     def name(self, position: int) -> str:
-        """Its path."""
         return self._paths[position]
 
     def describe(self) -> dict[str, Any]:

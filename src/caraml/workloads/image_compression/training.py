@@ -52,11 +52,9 @@ class Digits(torch.utils.data.Dataset[torch.Tensor]):
         self._images, self._origin = images, origin
 
     def __len__(self) -> int:
-        """The number of images."""
         return len(self._images)
 
     def __getitem__(self, position: int) -> torch.Tensor:
-        """Image ``position``."""
         return torch.from_numpy(np.array(self._images[position])).unsqueeze(0)
 
     def __getitems__(self, positions: Sequence[int]) -> torch.Tensor:
@@ -65,11 +63,9 @@ class Digits(torch.utils.data.Dataset[torch.Tensor]):
 
     @staticmethod
     def collate(batch: Any) -> Any:
-        """Batches are whole already."""
         return batch
 
     def describe(self) -> dict[str, Any]:
-        """The provenance of a record."""
         return {"kind": "digits", "items": len(self), "bytes": self._images.nbytes, **self._origin}
 
 

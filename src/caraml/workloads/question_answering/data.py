@@ -170,11 +170,9 @@ class SquadWindows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self.vocabulary_size = 1 + max(_words(vocabulary).get_vocab().values())  # lines that occur twice count
 
     def __len__(self) -> int:
-        """The number of windows."""
         return len(self._ids)
 
     def __getitem__(self, position: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Window ``position``."""
         return _sample(self._ids[position], *self._lengths[position].tolist()), torch.from_numpy(self._spans[position].astype(np.int64))
 
     def answers(self, scores: Scores, batch: int, most: int | None) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -202,7 +200,6 @@ class SquadWindows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
             yield "" if may_be_none and nothing > best[0] else best[1], asked.answers
 
     def describe(self) -> dict[str, Any]:
-        """The provenance of a record."""
         return {
             "kind": "squad",
             "path": str(self.path),

@@ -162,7 +162,6 @@ class _HeldOut:
         self._samples, self._batch_size, self._device = samples, batch_size, device
 
     def __iter__(self) -> Iterator[Any]:
-        """All batches."""
         return self.share(0, 1)
 
     def share(self, rank: int, world: int) -> Iterator[Any]:

@@ -79,7 +79,6 @@ class DownscalingSamples(WeatherSamples):
         self.ends = list(itertools.accumulate(lengths["time"] for lengths in self.files.lengths))
 
     def __getitem__(self, position: int) -> Sample:
-        """Sample ``position``: one hour."""
         number, time = self.place(position)
         values = {name: self._normalized(number, name, time) for name in (*INPUTS, TARGETS[0])}
         path = self.files.paths[number]

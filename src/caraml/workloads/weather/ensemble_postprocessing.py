@@ -78,11 +78,9 @@ class EnsembleSamples(WeatherSamples):
         self.grid = (self.files.lengths[0]["lat"], self.files.lengths[0]["lon"])
 
     def __len__(self) -> int:
-        """The number of times."""
         return len(self._times)
 
     def __getitem__(self, position: int) -> Sample:
-        """Sample ``position``: one time."""
         time = self._times[position]
         fields = np.empty((CHANNELS, *self.grid), np.float32)
         for index, name in enumerate(VARIABLES):

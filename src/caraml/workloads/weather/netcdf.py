@@ -77,7 +77,6 @@ class _OpenFile:
         return self._variables[name]
 
     def close(self) -> None:
-        """Give the file back."""
         self.layout.close()
         self._hdf.close()
 

@@ -74,7 +74,6 @@ class RadiationSamples(WeatherSamples):
         self.ends = list(itertools.accumulate(lengths["column"] for lengths in self.files.lengths))
 
     def __getitem__(self, position: int) -> Sample:
-        """Column ``position``."""
         number, column = self.place(position)
         inputs = [without_gaps(self.files.read(number, name, column)) for name in INPUTS]
         path = self.files.paths[number]

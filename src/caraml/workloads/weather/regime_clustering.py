@@ -103,7 +103,6 @@ class SyntheticRegimes(Synthetic):
     """Standard normal crops of no day in particular, with their position as :class:`RegimeSamples` has it."""
 
     def __getitem__(self, position: int) -> tuple[Any, ...]:
-        """Sample ``position``."""
         return position, *super().__getitem__(position)
 
 

@@ -39,7 +39,6 @@ class WeatherSamples(torch.utils.data.Dataset[Sample]):
     """Samples up to the end of each file."""
 
     def __len__(self) -> int:
-        """The number of samples in an epoch."""
         return self.ends[-1]
 
     @abstractmethod
@@ -116,11 +115,9 @@ class Cached(torch.utils.data.Dataset[Sample]):
                 tensor.share_memory_()
 
     def __len__(self) -> int:
-        """The number of samples in an epoch."""
         return len(self._samples)
 
     def __getitem__(self, position: int) -> Sample:
-        """Sample ``position``, from memory if it was read before."""
         if not self._known[position]:
             for place, tensor in zip(self._store, self._samples[position], strict=True):
                 place[position] = tensor
@@ -128,7 +125,6 @@ class Cached(torch.utils.data.Dataset[Sample]):
         return tuple(place[position] for place in self._store)
 
     def describe(self) -> dict[str, Any]:
-        """The provenance of the data set behind it, and that it is cached."""
         return {**self._samples.describe(), "cached": True}
 
 

@@ -92,7 +92,6 @@ class TemperatureSamples(WeatherSamples):
         self.files.close()
 
     def __getitem__(self, position: int) -> Sample:
-        """Sample ``position``: one patch of one lead time."""
         number, index = self.place(position)
         lengths, patch = self.files.lengths[number], self.patch
         index, column = divmod(index, lengths["x"] // patch)

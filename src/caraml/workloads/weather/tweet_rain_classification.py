@@ -72,7 +72,6 @@ class TweetSamples(WeatherSamples):
         self._texts, self._labels = [texts[index] for index in chosen], labels[chosen]
 
     def __len__(self) -> int:
-        """The number of texts."""
         return len(self._texts)
 
     def __getitem__(self, position: int) -> Sample:
