@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from caraml.base.stats import drift, mean_interval, warm_up_length
+from caraml.base.stats import blocks, mean_interval, warm_up_length
 
 Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
 
@@ -98,10 +98,10 @@ def test_a_long_series_is_cut_as_a_short_one_is() -> None:
 def test_drift_is_measured_and_noise_is_not_drift() -> None:
     rng = np.random.default_rng(5)
     noise = 0.01 * rng.standard_normal(300)
-    assert drift(1 + noise) == 0
-    assert drift(np.linspace(1, 1.1, 300) + noise) == pytest.approx(0.1 / 1.05, rel=0.25)
-    assert drift(np.linspace(1.1, 1, 300) + noise) == pytest.approx(-0.1 / 1.05, rel=0.25)
-    false_alarms = sum(drift(1 + 0.05 * ar1(0.7)(rng, 300)) != 0 for _ in range(300))
+    assert blocks(1 + noise).drift == 0
+    assert blocks(np.linspace(1, 1.1, 300) + noise).drift == pytest.approx(0.1 / 1.05, rel=0.25)
+    assert blocks(np.linspace(1.1, 1, 300) + noise).drift == pytest.approx(-0.1 / 1.05, rel=0.25)
+    false_alarms = sum(blocks(1 + 0.05 * ar1(0.7)(rng, 300)).drift != 0 for _ in range(300))
     assert false_alarms <= 9
 
 
@@ -109,7 +109,7 @@ def test_drift_is_measured_and_noise_is_not_drift() -> None:
 def test_a_jump_is_a_drift_wherever_it_happens(jump: int) -> None:
     noise = 0.002 * np.random.default_rng(4).standard_normal(300)
     series = np.where(np.arange(300) < jump, 0.020, 0.022) * (1 + noise)
-    assert drift(series) == pytest.approx(0.1, abs=0.035)
+    assert blocks(series).drift == pytest.approx(0.1, abs=0.035)
 
 
 def test_steps_before_the_series_show_how_much_the_machine_changes() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from caraml.base.stats import drift, mean_interval
+from caraml.base.stats import blocks, mean_interval
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "analysis"))
 
@@ -37,7 +37,7 @@ def covered(draw: Shape, n: int) -> tuple[int, int]:
         series = draw(rng, n)
         interval = mean_interval(series)
         inside += interval.low <= 0 <= interval.high
-        flagged += drift(10 + series) != 0
+        flagged += blocks(10 + series).drift != 0
     return inside, flagged
 
 

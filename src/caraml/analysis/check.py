@@ -71,8 +71,6 @@ class CheckedMetric:
 
 @dataclass(frozen=True)
 class CheckedPoint:
-    """One point of a check."""
-
     label: str
     verdict: CheckVerdict
     metrics: tuple[CheckedMetric, ...]
@@ -110,7 +108,6 @@ class SuiteCheck:
 
     @property
     def exit_code(self) -> ExitCode:
-        """What the process says."""
         return {"worse": ExitCode.WORSE, "undecided": ExitCode.UNDECIDED}.get(self.verdict, ExitCode.OK)
 
 
@@ -222,7 +219,6 @@ class _Number:
     """The error that this test has to itself."""
 
     def judged(self) -> CheckedMetric:
-        """The verdict."""
         now, lately = self.now, self.lately
         if now is None or now.sd is None:
             return self._said(now, "undecided", "not measured" if now is None else "one run has no error: measure repeats")

@@ -96,7 +96,6 @@ class Estimate:
         return replace(self, value=self.value * factor)
 
     def inverse(self) -> Estimate:
-        """One over the estimate."""
         return replace(self, value=1 / self.value)
 
     def metric(self, unit: str) -> Metric:

@@ -51,8 +51,6 @@ class EfficiencyLimit:
 
 @dataclass(frozen=True)
 class Law:
-    """A fitted law."""
-
     name: Name
     serial: float
     """Serial share, 0 to 1. At 0 the law is at its edge: no serial share, or better than ideal."""

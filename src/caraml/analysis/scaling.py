@@ -300,7 +300,6 @@ class Solution:
     """Of the energy."""
 
     def cost(self, quantity: Quantity) -> Estimate | None:
-        """The named cost."""
         return self.time if quantity == "time" else self.energy
 
 

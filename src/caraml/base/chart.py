@@ -47,7 +47,6 @@ LIGHT = {f"s{index}": colour for index, colour in enumerate(_SERIES)} | {
 
 
 def series_colour(index: int) -> str:
-    """Colour of the series with this number."""
     return f"var(--s{index % SERIES})"
 
 
@@ -57,7 +56,6 @@ def dash(index: int) -> str:
 
 
 def shape(index: int) -> str:
-    """Marker of a series."""
     return list(SHAPES)[index % len(SHAPES)]
 
 
@@ -68,8 +66,6 @@ def block_opacity(index: int) -> float:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart."""
-
     name: str
     points: Points
     summary: str
@@ -91,7 +87,6 @@ class Drawing:
 
     @property
     def svg(self) -> str:
-        """As inline SVG."""
         head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" font-size="12" viewBox="0 0 {_px(self.width)} {_px(self.height)}">'
         return f"{head}<title>{escaped(self.title)}</title><desc>{escaped(self.summary)}</desc>{self.body}</svg>"
 
@@ -107,7 +102,6 @@ def _at(x: float, y: float) -> str:
 
 
 def escaped(text: str) -> str:
-    """A text as markup shows it."""
     return escape(printable(text))
 
 
@@ -117,7 +111,6 @@ def _about(tip: str, of: str = "") -> str:
 
 
 def text_at(x: float, y: float, text: str, anchor: str = "start", *, bold: bool = False, of: str = "") -> str:
-    """A text of a drawing."""
     weight = ' font-weight="600"' if bold else ""
     place = f' text-anchor="{anchor}"' if anchor != "start" else ""
     return f'<text{_about("", of)} x="{_px(x)}" y="{_px(y)}"{place}{weight}>{escaped(text)}</text>'
@@ -259,7 +252,6 @@ def _of(marks: Iterable[dict[str, Any]]) -> str:
 
 
 def _error(x: float, low: float, high: float) -> str:
-    """An error bar with its ends."""
     return f"M{_at(x, low)}V{_px(high)}" + "".join(f"M{_at(x - 4, y)}h8" for y in (low, high))
 
 

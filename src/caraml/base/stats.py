@@ -132,7 +132,11 @@ class Blocks:
 
     @property
     def drift(self) -> float:
-        """See :func:`drift`."""
+        """By how much the steps move from one end to the other beyond chance, relative to their mean; 0 where they do not.
+
+        A trend, or a jump in the middle two thirds, shows in the slowest cosine, which then has more power than those after it (t test at
+        ``DRIFTING``). The difference between the two ends of that cosine is what moved.
+        """
         mean = float(self.means.mean())
         if self.means.size <= SLOWEST + 1 or not mean:
             return 0.0
@@ -200,15 +204,6 @@ def _cut(x: NDArray[np.float64]) -> int:
     centred, remaining = (x - mean)[::-1], np.arange(1.0, n + 1)
     variance = np.maximum((centred * centred).cumsum() / remaining - (centred.cumsum() / remaining) ** 2, (ALIKE * mean) ** 2)
     return int((variance / remaining)[::-1][: n // 2 + 1].argmin())
-
-
-def drift(series: Series) -> float:
-    """By how much a series moves from one end to the other beyond chance, relative to its mean; 0 where it does not.
-
-    A trend, or a jump in the middle two thirds, shows in the slowest cosine, which then has more power than those after it (t test at
-    ``DRIFTING``). The difference between the two ends of that cosine is what moved.
-    """
-    return blocks(series).drift if len(series) else 0.0
 
 
 def independent_steps(series: Series, value: float, before: Series = ()) -> float:

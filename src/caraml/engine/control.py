@@ -9,7 +9,7 @@ import numpy as np
 import scipy.fft
 import scipy.special  # noqa: F401 -- here, and not when an open window is looked at for the first time: both take up to half a second
 
-from caraml.base.stats import Blocks, Interval, Series, blocks, drift, warm_up_length
+from caraml.base.stats import Blocks, Interval, Series, blocks, warm_up_length
 from caraml.suite.model import Policy
 
 FEWEST_EFFECTIVE = 30
@@ -63,7 +63,7 @@ def settled(seconds: Series, policy: Policy) -> bool:
     if len(seconds) < 2 * policy.warm_up_steps:
         return False
     cut = warm_up_length(seconds)
-    return cut < len(seconds) // 2 and abs(drift(seconds[cut:])) <= policy.target
+    return cut < len(seconds) // 2 and abs(blocks(seconds[cut:]).drift) <= policy.target
 
 
 def look(warm_up: Series, seconds: Series, launched: int, elapsed: float, policy: Policy, *, at_least: float = 0.0) -> Verdict:

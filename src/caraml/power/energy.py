@@ -60,7 +60,6 @@ def domain_energy(views: list[ChannelReadings], start: float, end: float) -> Cha
     instant = power is not None and power.channel.kind == "power_instant"
     beside = power.series if power else None
     by_counter = counter_energy(counter.series, counter.channel, start, end, beside, instant=instant) if counter else None
-
     chosen, estimate = main, by_counter or by_power
     assert estimate is not None
     if by_counter and by_power and power and by_power.energy_j is not None:
@@ -75,13 +74,13 @@ def domain_energy(views: list[ChannelReadings], start: float, end: float) -> Cha
     result = _described(chosen, estimate, start, end)
     result.missed = sum(m.missed for m in views)
     # An instantaneous reading knows peaks best, a counter over a few updates next, a mean over a second least.
-    ranked = (by_power, by_counter) if power and power.channel.kind == "power_instant" else (by_counter, by_power)
+    ranked = (by_power, by_counter) if instant else (by_counter, by_power)
     peak = next((e.peak_w for e in ranked if e and e.peak_w is not None), None)
     # Spans of a counter may end before its busiest moments, and another sensor may show less: no peak is below the mean.
     result.peak_w = peak if peak is None or result.mean_w is None else max(peak, result.mean_w)
     if by_counter and by_power and power and estimate is by_counter:
         slow = power.channel.duty < 1 or power.channel.update_period_s >= power.interval_s / 2
-        _crosscheck(result, by_counter, by_power, HIDDEN_MISMATCH if slow and power.channel.kind == "power_instant" else MISMATCH)
+        _crosscheck(result, by_counter, by_power, HIDDEN_MISMATCH if slow and instant else MISMATCH)
     return result if apparent is None else _with_apparent(result, apparent, start, end)
 
 
@@ -205,11 +204,9 @@ def _too_wide(channels: list[ChannelEnergy]) -> dict[str, str]:
         for (hardware, source), count in shown.items()
         if count > used.get(hardware, count)
     }
-    unknown = {channel.source for channel in channels if SOME in channel.users}
-    return {
-        **wide,
-        **{source: f"{source} shows all accelerators of the node, and torch does not tell which are used" for source in unknown},
-    }
+    for source in {channel.source for channel in channels if SOME in channel.users}:
+        wide[source] = f"{source} shows all accelerators of the node, and torch does not tell which are used"
+    return wide
 
 
 def boundary_energy(channels: list[ChannelEnergy], duration: float) -> BoundaryEnergy:

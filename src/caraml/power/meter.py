@@ -275,15 +275,9 @@ class Meter:
             sampler = self._sampler(channel)
             still = patience(channel) if channel.kind == "energy" else 10 * channel.update_period_s  # so that a standstill is seen whole
             margin = max(still, 2 * channel.mean_window_s, 4 * sampler.interval)
-            found.append(
-                ChannelReadings(
-                    channel,
-                    self.store.series(channel.id, start - margin, end + margin),
-                    self.store.missed(channel, start, end),
-                    self.store.last_error(channel.id) or sampler.failure,
-                    sampler.interval,
-                )
-            )
+            series = self.store.series(channel.id, start - margin, end + margin)
+            missed, error = self.store.missed(channel, start, end), self.store.last_error(channel.id) or sampler.failure
+            found.append(ChannelReadings(channel, series, missed, error, sampler.interval))
         return found
 
     def _await_tail(self, start: float, end: float) -> None:
@@ -340,9 +334,7 @@ def channel_power(channel: Channel, store: ReadingStore, interval: float) -> flo
     if len(series) < 2 or series.t[-1] - series.t[0] < max(2 * channel.update_period_s, interval / 2):
         return None
     rise = series.value[-1] - series.value[0]
-    if rise < 0:
-        return None
-    return rise / (series.t[-1] - series.t[0])
+    return rise / (series.t[-1] - series.t[0]) if rise >= 0 else None
 
 
 def _one_view(seen: list[tuple[Channel, float]], hardware: str, boundaries: tuple[str, ...]) -> float:

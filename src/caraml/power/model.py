@@ -231,7 +231,6 @@ class WindowEnergy:
 
     @property
     def duration_s(self) -> float:
-        """Length of the window [s]."""
         return self.end - self.start
 
     def sensed(self, *boundaries: str) -> tuple[str, BoundaryEnergy] | None:

@@ -174,7 +174,7 @@ class Sampler:
             self._drop_due()
             watch.feed(self._read())
             self._rest(POLL_S)
-        seen = watch.longest()
+        seen = watch.periods(max)
         self.channels = [
             replace(c, update_period_s=min(c.update_period_s, CALIBRATION_MARGIN * seen[c.id])) if c.id in seen else c
             for c in self.channels
@@ -269,13 +269,9 @@ class PeriodWatch:
         """Has every channel shown this many intervals between changes?"""
         return all(len(changes) > intervals for changes in self._changes.values())
 
-    def usual(self) -> dict[str, float]:
-        """As ``longest``, of the median: a call may take a third of a period, and a value may come again [s]."""
-        return {name: median(b - a for a, b in pairwise(changes)) for name, changes in self._changes.items() if len(changes) >= 3}
-
-    def longest(self) -> dict[str, float]:
-        """Longest time between two changes of each channel that changed at least three times [s]."""
-        return {name: max(b - a for a, b in pairwise(changes)) for name, changes in self._changes.items() if len(changes) >= 3}
+    def periods(self, of: Callable[[Iterable[float]], float]) -> dict[str, float]:
+        """The longest, or median, time between two changes of each channel that changed at least three times [s]."""
+        return {name: of(b - a for a, b in pairwise(changes)) for name, changes in self._changes.items() if len(changes) >= 3}
 
 
 def available_sources(seconds: float = 0.5) -> list[dict[str, Any]]:
@@ -331,7 +327,7 @@ def _observed(source: Source, seconds: float, timeout: float = 5.0) -> dict[str,
             while time.monotonic() < end:
                 watch.feed(source.read())
                 time.sleep(max(POLL_S, source.min_interval_s))
-            result.update(watch.usual())
+            result.update(watch.periods(median))  # a call may take a third of a period, and a value may come again
         except SourceUnavailable as error:
             problem.append(error)
         except CaramlError as error:

@@ -43,16 +43,7 @@ from caraml.results.record import Record
 from caraml.results.store import Store
 from caraml.suite.model import NOT_STATED
 
-HEADLINE = (
-    "throughput",
-    "energy_per_item",
-    "mfu",
-    "mfu_measured",
-    "share_of_limit",
-    "step_time_median",
-    "data_wait_share",
-    "peak_memory",
-)
+HEADLINE = ("throughput", "energy_per_item", "mfu", "mfu_measured", "share_of_limit", "step_time_median", "data_wait_share", "peak_memory")
 """Metrics of the table of results, the first two always, others where they are known; the rest stand among the numbers of a point."""
 MOST_TRACES = 6
 """Points whose power is a figure of its own; of any other, the page draws it on demand."""

@@ -273,7 +273,6 @@ class Quantity:
         return known(self.of(records))
 
     def text(self, metric: Metric | None) -> str:
-        """As people read it."""
         return written(self.name, metric)
 
 

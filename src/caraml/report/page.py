@@ -31,17 +31,7 @@ from caraml.report.document import (
     unfinished,
 )
 from caraml.report.grouping import Repeats, labels, repeated, unknown_energy
-from caraml.report.section import (
-    costliest,
-    flag_meaning,
-    flag_text,
-    flat,
-    interval,
-    source,
-    uncertainty,
-    window_text,
-    written,
-)
+from caraml.report.section import costliest, flag_meaning, flag_text, flat, interval, source, uncertainty, window_text, written
 from caraml.report.series import PowerTrace, read_traces
 from caraml.results.record import FLAGS, SCHEMA_VERSION, Record
 from caraml.results.store import Store

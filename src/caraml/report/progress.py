@@ -68,7 +68,6 @@ class LiveTable:
         self._live.stop()
 
     def started(self, point: Point, index: int, total: int) -> None:
-        """A new row."""
         self._total, self._note = total, ""
         self._rows[point.key] = (f"{index + 1}/{total} {point.label}", "start", "", "", "")
 
@@ -79,7 +78,6 @@ class LiveTable:
         self._rows[point.key] = (title, line.phase, rate_text(line) or rate, now, seconds_text(line.remaining))
 
     def finished(self, record: Record, reused: bool) -> None:
-        """The row's last word; its place is among those that ended."""
         title = self._rows.pop(record.key, (record.point.label,))[0]
         self._counts[record.status] += 1
         metric = record.metrics.get("throughput")
@@ -93,7 +91,6 @@ class LiveTable:
         self._left = text
 
     def note(self, text: str) -> None:
-        """What the campaign waits for."""
         self._note = text
 
     def _table(self) -> RenderableType:
@@ -126,7 +123,6 @@ class LogLines:
         """Nothing to restore."""
 
     def started(self, point: Point, index: int, total: int) -> None:
-        """Say what begins."""
         self._phase = ""
         self._write(f"point {index + 1} of {total}{self._left}: {point.label}")
 
@@ -142,16 +138,14 @@ class LogLines:
         self._write(f"  {point.label}: {', '.join(part for part in parts if part)}")
 
     def finished(self, record: Record, reused: bool) -> None:
-        """Say how it ended."""
         reason = f": {record.reason}" if record.reason else ""
         self._write(f"  {record.point.label}: {record.status}{' (known from before)' if reused else ''}{reason}")
 
     def left(self, text: str) -> None:
-        """Said with the next point: how long the whole campaign will take yet."""
+        """Said with the next point."""
         self._left = f", {text}"
 
     def note(self, text: str) -> None:
-        """Say what the campaign waits for."""
         self._write(f"  {text}")
 
     def _write(self, text: str) -> None:

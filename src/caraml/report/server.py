@@ -64,7 +64,6 @@ class CampaignRecords:
 
     @property
     def title(self) -> str:
-        """Heading of its page."""
         name = "All results" if self.suite == EVERYTHING else self.suite
         return name if self.folder == "." else f"{name} in {self.folder}"
 
@@ -102,7 +101,6 @@ class ResultsTree:
         return found
 
     def find(self, folder: str, suite: str) -> CampaignRecords | None:
-        """One campaign, or ``None``."""
         store = self.stores().get(folder)
         if store is None or suite not in (EVERYTHING, *store.suites()):
             return None
@@ -177,7 +175,6 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Address of the list of campaigns."""
         return f"http://127.0.0.1:{self.server_port}/{self.secret}/"
 
     @property
@@ -186,7 +183,6 @@ class Server(ThreadingHTTPServer):
         return {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
 
     def index(self) -> bytes:
-        """The list of campaigns."""
         found = [(campaign, self._address(campaign)) for campaign in self.tree.campaigns()]
         template = templates().get_template("index.html.jinja")
         return template.render(root=self.tree.root.name, campaigns=found, faults=self.tree.faults, policy=policy(), style=style()).encode()

@@ -47,6 +47,19 @@ def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], wh
     return table
 
 
+class Footnotes:
+    """Each text once."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def mark(self, text: str) -> str:
+        """The mark of a footnote, which is added if it is new."""
+        if text not in self.texts:
+            self.texts.append(text)
+        return f"[{self.texts.index(text) + 1}]"
+
+
 class Row(NamedTuple):
     """One line of a description: ``value`` is ``None`` for what is missing, and ``source`` then says why."""
 
@@ -57,9 +70,8 @@ class Row(NamedTuple):
 
 def system_rows(system: System) -> list[Row]:
     """Everything known about a system, and what is not known, in an order for reading."""
-    found = [*_hardware(system), *_peaks(system), *_links(system), *_site(system)]
-    absent = [Row(key, None, why) for key, why in system.missing.items()]
-    return [*found, *absent]
+    absent = (Row(key, None, why) for key, why in system.missing.items())
+    return [*_hardware(system), *_peaks(system), *_links(system), *_site(system), *absent]
 
 
 def as_toml(system: System) -> str:
@@ -209,11 +221,9 @@ def memory_table(planned: Sequence[Planned], system: System, shown: int | None =
         return Group(*lines)
     shared = ", shared by the processes of a node" if system.device_class == "cpu" else ""
     lines.append(Text(f"fits: peak up to {100 * USABLE:g} % of the {memory / GIB:,.1f} GiB of {device}{shared}"))
-    too_big = sum(not one.fits(room(system, one.point) or 0) for one in planned)
-    if too_big:
-        first = next(one.point for one in planned if not one.fits(room(system, one.point) or 0))
-        command = shlex.join(["caraml", "memory", "gpt", "--system", system.name, *_settings(first)])
-        lines.append(Text(printable(f"{too_big:,} of {len(planned):,} do not fit; the smallest placements that do: {command}")))
+    if too_big := [one.point for one in planned if not one.fits(room(system, one.point) or 0)]:
+        command = shlex.join(["caraml", "memory", "gpt", "--system", system.name, *_settings(too_big[0])])
+        lines.append(Text(printable(f"{len(too_big):,} of {len(planned):,} do not fit; the smallest placements that do: {command}")))
     return Group(*lines)
 
 
@@ -280,19 +290,15 @@ _NOT_SHOWN |= {"replicas", "steps_per_execution", "dataset_mb", "effective_batch
 def references_text(rows: Sequence[Reference]) -> str:
     """The rows below their tables: the number in our unit, as printed where that differs, and what is to be said of it as footnotes."""
     lines: list[str] = []
-    notes: list[str] = []
+    notes = Footnotes()
     for (source, table, system), group in groupby(rows, lambda row: (row.source, row.table, row.system)):
         lines.append(" ".join(filter(None, (source, f"{table}:" if system else table, system))))
         lines += [_reference_line(row, notes) for row in group]
-    return "\n".join(lines + [f"[{number}] {note}" for number, note in enumerate(notes, start=1)])
+    return "\n".join(lines + [f"{notes.mark(note)} {note}" for note in notes.texts])
 
 
-def _reference_line(row: Reference, notes: list[str]) -> str:
-    mark = ""
-    if row.note:
-        if row.note not in notes:
-            notes.append(row.note)
-        mark = f" [{notes.index(row.note) + 1}]"
+def _reference_line(row: Reference, notes: Footnotes) -> str:
+    mark = f" {notes.mark(row.note)}" if row.note else ""
     whole = row.unit == "1" and row.value is not None and row.value.is_integer()
     value, printed = f"{row.value:,.0f}" if whole else human(row.value, row.unit, 4), row.as_printed
     shown = "" if printed.replace(" s", "") in value else f"printed {printed}"

@@ -16,34 +16,14 @@ from caraml.base.format import count, human, printable
 from caraml.metrics.model import METRICS, QUALITY, Metric, definition_of, title_of
 from caraml.power.model import WindowEnergy
 from caraml.report.grouping import Repeats, labels, repeated, several_boundaries, single, unknown_energy
-from caraml.report.section import (
-    costliest,
-    energy_reason,
-    flag_meaning,
-    flag_text,
-    flat,
-    plain,
-    source,
-    uncertainty,
-    window_text,
-    written,
-)
-from caraml.report.tables import STYLES, plain_table
+from caraml.report.section import costliest, energy_reason, flag_meaning, flag_text, flat, plain, source, uncertainty, window_text, written
+from caraml.report.tables import STYLES, Footnotes, plain_table
 from caraml.results.record import Record
 from caraml.suite.model import NOT_STATED
 
 WIDE = 110
 """From this width on no number is wrapped and flags are named in the row."""
-COLUMN_WIDTHS = (
-    ("Point", 12),
-    ("Status", 7),
-    ("Throughput", 15),
-    ("Energy", 14),
-    ("MFU", 8),
-    ("Step", 7),
-    ("Wait", 5),
-    ("GiB", 5),
-)
+COLUMN_WIDTHS = (("Point", 12), ("Status", 7), ("Throughput", 15), ("Energy", 14), ("MFU", 8), ("Step", 7), ("Wait", 5), ("GiB", 5))
 """Widths in 80 columns, with one space between."""
 RUNS = ("n", 3)
 """The column of the number of runs, where some work was repeated: from the width of the first."""
@@ -58,19 +38,6 @@ SHOWN = (
 MOST_SKIPPED = 3
 """Points without a run that get a row each; more of them would hide those that ran."""
 _BOUND = {"memory": "mem", "cache": "LLC", "arithmetic": "ops"}
-
-
-class _Notes:
-    """Footnotes, each text once."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def mark(self, text: str) -> str:
-        """The mark of a footnote, which is added if it is new."""
-        if text not in self.texts:
-            self.texts.append(text)
-        return f"[{self.texts.index(text) + 1}]"
 
 
 def results_table(records: Sequence[Record], runs: bool = False) -> RenderableType:
@@ -90,7 +57,7 @@ class _Results:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = options.max_width >= WIDE
-        notes, records = _Notes(), [line.mean for line in self.lines]
+        notes, records = Footnotes(), [line.mean for line in self.lines]
         names = labels(records)
         titles = [title for title, _ in COLUMN_WIDTHS[: _fitting(options.max_width)]]
         table = _columns(wide, self.counted, len(titles))
@@ -108,8 +75,8 @@ class _Results:
         if left_out := [title for title, _ in COLUMN_WIDTHS[len(titles) :]]:
             yield _text(f"no room for {in_words(left_out)}: they need 80 columns", "dim")
         yield Text("")
-        for index, text in enumerate(notes.texts, start=1):
-            yield _note(f"[{index}]", text)
+        for text in notes.texts:
+            yield _note(notes.mark(text), text)
         if any(line.good for line in self.lines):
             yield _text(WINDOW_INTERVAL if self.runs else INTERVAL + ("; --runs shows each" if self.counted else ""), "dim")
         if "MFU" in titles and any(record.value(name) is not None for record in records for name in ("mfu", "mfu_measured")):
@@ -133,7 +100,7 @@ def _columns(wide: bool, counted: bool, shown: int) -> Table:
     return table
 
 
-def _status(line: Repeats, notes: _Notes, wide: bool) -> Text:
+def _status(line: Repeats, notes: Footnotes, wide: bool) -> Text:
     record = line.mean
     text = Text(record.status, style=STYLES.get(record.status, ""))
     for reason in filter(None, (record.reason, line.lost)):
@@ -144,7 +111,7 @@ def _status(line: Repeats, notes: _Notes, wide: bool) -> Text:
     return text
 
 
-def _numbers(line: Repeats, notes: _Notes, apart: bool) -> Iterator[str]:
+def _numbers(line: Repeats, notes: Footnotes, apart: bool) -> Iterator[str]:
     """The cells of a line. ``apart``: the energy has a note of its boundary, as others have another one."""
     record = line.mean
     if record.window is None and not record.metrics.keys() & {*SHOWN}:
@@ -167,13 +134,13 @@ def _numbers(line: Repeats, notes: _Notes, apart: bool) -> Iterator[str]:
     yield plain("peak_memory", record.value("peak_memory"), "B").removesuffix(" GiB")
 
 
-def _of_some(name: str, line: Repeats, notes: _Notes) -> str:
+def _of_some(name: str, line: Repeats, notes: Footnotes) -> str:
     """The mark of a mean that is not of all runs with a result; empty for any other."""
     having = sum(record.value(name) is not None for record in line.good)
     return f" {notes.mark(f'{title_of(name).lower()}: mean of {having} of {len(line.good)} runs')}" if 0 < having < len(line.good) else ""
 
 
-def _absent(name: str, line: Repeats, notes: _Notes) -> str:
+def _absent(name: str, line: Repeats, notes: Footnotes) -> str:
     """The mark of why no run of a line of imported results has a number; empty for any other."""
     unknown = [metric for record in line.good if record.window is None and (metric := record.metrics.get(name)) is not None]
     reason = next((metric.reason for metric in unknown if metric.reason), None)
@@ -189,7 +156,7 @@ def _wait(share: float | None) -> str:
     return f"{100 * share:.{0 if share >= 0.0995 else 1}f} %"
 
 
-def _mfu(record: Record, notes: _Notes) -> str:
+def _mfu(record: Record, notes: Footnotes) -> str:
     for name, mark in (("mfu", "s"), ("mfu_measured", "m")):
         value = record.value(name)
         if value is not None:
@@ -334,23 +301,16 @@ def _channels(window: WindowEnergy, title: str) -> Table:
     """Boundaries and channels of one energy window with every part of their bounds."""
     lines: list[tuple[str, str]] = []
     for name, boundary in window.boundaries.items():
-        valid = "valid" if boundary.valid else "not valid"
-        lines.append(
-            (
-                f"{title}, {name}",
-                f"{_joules(boundary.energy_j, boundary.bound_j)}, {valid}; sum of {', '.join(boundary.channels) or 'nothing'}",
-            )
-        )
+        told, valid = _joules(boundary.energy_j, boundary.bound_j), "valid" if boundary.valid else "not valid"
+        lines.append((f"{title}, {name}", f"{told}, {valid}; sum of {', '.join(boundary.channels) or 'nothing'}"))
     for channel in window.channels:
         parts = ", ".join(f"{part} {human(joules, 'J')}" for part, joules in channel.bound_parts.items()) or "not known"
         facts = [
             f"{_joules(channel.energy_j, channel.bound_j)} by {channel.source}, {channel.method or 'no method'}",
             f"bound from {parts}",
+            f"mean {human(channel.mean_w, 'W')}, peak {human(channel.peak_w, 'W')}, coverage {plain('mfu', channel.coverage, '1')}",
+            f"{channel.readings:,} readings, {channel.missed:,} missed",
         ]
-        facts.append(
-            f"mean {human(channel.mean_w, 'W')}, peak {human(channel.peak_w, 'W')}, coverage {plain('mfu', channel.coverage, '1')}"
-        )
-        facts.append(f"{channel.readings:,} readings, {channel.missed:,} missed")
         if channel.crosscheck_ratio is not None:
             facts.append(f"integral of power / counter = {channel.crosscheck_ratio:.4f}")
         facts += [channel.reason] if channel.reason else []

@@ -16,17 +16,7 @@ from caraml.base.format import count, prefixed
 from caraml.base.stats import elbow
 from caraml.metrics.model import Phase
 from caraml.report.figures import stacked
-from caraml.report.grouping import (
-    LABEL,
-    MOST_FIGURES,
-    MOST_ROWS,
-    MOST_SERIES,
-    first,
-    keys,
-    labels,
-    labels_and_statuses,
-    metric,
-)
+from caraml.report.grouping import LABEL, MOST_FIGURES, MOST_ROWS, MOST_SERIES, first, keys, labels, labels_and_statuses, metric
 from caraml.report.section import ReportFigure, plain
 from caraml.report.series import clipped, distribution, downsampled, downsampling_note, points_per_line, sampled
 from caraml.report.works import Figures, Lines, disturbed, of_works, runs_of

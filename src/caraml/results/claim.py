@@ -80,7 +80,6 @@ class Runner:
 
     @property
     def host(self) -> str:
-        """Its host's name."""
         return self.place.partition("~")[0]
 
     @classmethod
@@ -136,7 +135,6 @@ class Heartbeat:
                     raise
 
     def end(self) -> None:
-        """Remove the file."""
         os.close(self._held)
         self._path.unlink(missing_ok=True)
 

@@ -51,7 +51,6 @@ class ProgressWriter:
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -107,8 +106,6 @@ UNHAPPY = ("failed", "lost", "timeout", "invalid")
 
 @dataclass(frozen=True)
 class Standing:
-    """Where one point stands."""
-
     key: str
     label: str
     state: str

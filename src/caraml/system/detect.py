@@ -27,7 +27,7 @@ from caraml.base.plugins import installed
 from caraml.system import families, host, nvml
 from caraml.system.families.family import HIP, INTEGRATED, amd_driver, amd_gpus
 from caraml.system.files import APUS, CUDA, ROCM, ROOT, Masks, let_through, listing, read, read_int
-from caraml.system.model import Affinity, Cpu, DeviceKind, DeviceModel, System, is_slice, with_sheet
+from caraml.system.model import Affinity, DeviceKind, DeviceModel, System, is_slice, with_sheet
 from caraml.system.variables import has_account, shown
 
 _PACKAGES = ("torch", "torchvision", "numpy", "timm", "triton", "pydantic", "nvidia-ml-py", "transformers", "torchao", "megatron-core")
@@ -57,7 +57,13 @@ def detect(root: Path = ROOT) -> System:
         missing["devices"] = unfit.args[0]
     elif not gpus and (closed := families.closed(root)):
         missing["devices"] = closed
-    _explain(missing, cpu, memory)
+    reasons = {
+        "cpu.sockets": (cpu.sockets, "neither /sys/devices/system/cpu nor /proc/cpuinfo tells"),
+        "cpu.numa_nodes": (cpu.numa_nodes, "no /sys/devices/system/node"),
+        "cpu.usable_threads": (cpu.usable_threads, "neither /proc, /sys nor an affinity mask tells"),
+        "memory_bytes": (memory, "no MemTotal in /proc/meminfo"),
+    }
+    missing |= {key: why for key, (value, why) in reasons.items() if value is None}
     kind = container(root, os.environ)
     near = host.device_affinity(devices, root) if gpus else "the CPUs compute themselves"
     if isinstance(near, str):
@@ -232,16 +238,6 @@ def _only_torch_sees(root: Path) -> list[DeviceModel]:
     return _torch_cuda(torch) if cuda else others
 
 
-def _explain(missing: dict[str, str], cpu: Cpu, memory: int | None) -> None:
-    reasons = {
-        "cpu.sockets": (cpu.sockets, "neither /sys/devices/system/cpu nor /proc/cpuinfo tells"),
-        "cpu.numa_nodes": (cpu.numa_nodes, "no /sys/devices/system/node"),
-        "cpu.usable_threads": (cpu.usable_threads, "neither /proc, /sys nor an affinity mask tells"),
-        "memory_bytes": (memory, "no MemTotal in /proc/meminfo"),
-    }
-    missing.update({key: why for key, (value, why) in reasons.items() if value is None})
-
-
 def _os_name(root: Path) -> str | None:
     if root == ROOT and platform.system() == "Darwin":
         return f"macOS {platform.mac_ver()[0]}"
@@ -352,9 +348,7 @@ def _gpu_states(root: Path, missing: dict[str, str]) -> tuple[list[dict[str, Any
     """The state of every NVIDIA GPU, and the driver's version (AMD's where there is no NVIDIA)."""
     with nvml.session() as nv:
         if isinstance(nv, str):
-            missing["gpus"] = nv
-            if amd_gpus(root).loaded:
-                missing["gpus"] += "; the state of AMD GPUs is not read yet"
+            missing["gpus"] = nv + ("; the state of AMD GPUs is not read yet" if amd_gpus(root).loaded else "")
             return [], amd_driver(root)
         states = [_gpu_state(nv, index, handle) for index, handle in nv.gpus()]
         driver = nv.driver()
@@ -413,5 +407,4 @@ def _load(root: Path) -> float | None:
     text = read(root / "proc/loadavg")
     if text is None:
         return os.getloadavg()[0] if root == ROOT and hasattr(os, "getloadavg") else None
-    match = re.match(r"[\d.]+", text)
-    return float(match[0]) if match else None
+    return float(match[0]) if (match := re.match(r"[\d.]+", text)) else None

@@ -28,7 +28,6 @@ class Clock:
     """The host's monotonic clock, in seconds."""
 
     def now(self) -> float:
-        """The time."""
         return time.monotonic()
 
     def wait_until(self, instant: float) -> None:
@@ -43,11 +42,9 @@ class VirtualClock(Clock):
         self.time = start
 
     def now(self) -> float:
-        """The time."""
         return self.time
 
     def wait_until(self, instant: float) -> None:
-        """Make it then."""
         self.time = max(self.time, instant)
 
 
@@ -72,11 +69,9 @@ class KnownDevice:
         self.clock.wait_until(self.free_at - self.queue)
 
     def now(self) -> float:
-        """The host's clock."""
         return self.clock.now()
 
     def synchronize(self) -> None:
-        """Return when everything launched so far has finished."""
         self.synchronised += 1
         self.clock.wait_until(self.free_at)
 
@@ -86,18 +81,15 @@ class KnownDevice:
         return self.free_at
 
     def between(self, first: float, last: float) -> float | None:
-        """Time from one mark to a later one; ``None`` while the device has not come to the later one."""
         return last - first if last <= self.clock.now() else None
 
     def wait(self, mark: float) -> None:
-        """Return when the device has come to the mark."""
         self.clock.wait_until(mark)
 
     def forget_peak_memory(self) -> None:
         """The peak is a constant."""
 
     def peak_memory(self) -> int:
-        """The constant."""
         return PEAK_MEMORY
 
     def peak(self, dtype: DType) -> Peak:

@@ -6,7 +6,6 @@ integral of the made-up sensors' signals.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -105,9 +104,8 @@ def undecided(finding: Finding, others: Metric) -> Finding:
         return finding
     if finding.unit is not None and finding.unit.endswith("/s") and finding.value > finding.truth_value:
         return finding
-    return replace(
-        finding, verdict="note", measured=f"{finding.measured}; not decided: others used {percent(others.value)} of the CPU time"
-    )
+    measured = f"{finding.measured}; not decided: others used {percent(others.value)} of the CPU time"
+    return replace(finding, verdict="note", measured=measured)
 
 
 def seen_twice(first: list[Finding], second: list[Finding]) -> list[Finding]:
@@ -235,7 +233,7 @@ def claims(record: Record, store: Store) -> list[Finding]:
         found = _CLAIMS[name](record, store)
         if "busy_machine" in record.flags:
             found = [undecided(finding, record.metrics["other_cpu_share"]) for finding in found]
-    return [dataclasses.replace(finding, claim=f"{name}: {finding.claim}") for finding in found]
+    return [replace(finding, claim=f"{name}: {finding.claim}") for finding in found]
 
 
 def _params(record: Record) -> Params:
@@ -306,9 +304,12 @@ def _table_says_the_same(record: Record) -> Finding:
 
 
 def _two_ranks(record: Record, store: Store) -> list[Finding]:
-    seconds = _params(record).step_seconds
-    ranks = set(read_table(store.folder(record) / record.files["steps"])["rank"])
+    seconds, ranks = _params(record).step_seconds, _ranks(record, store)
     return [*_rate(record, seconds), *_work(record, seconds), fact("raw steps of", "ranks 0 and 1", f"ranks {ranks}", ranks == {0, 1})]
+
+
+def _ranks(record: Record, store: Store) -> set[int]:
+    return set(read_table(store.folder(record) / record.files["steps"])["rank"])
 
 
 def _slow_rank(record: Record, store: Store) -> list[Finding]:
@@ -330,23 +331,16 @@ def _wait(record: Record, share: float) -> Finding:
 
 def _nodes(record: Record, store: Store) -> list[Finding]:
     """Every node counts once in rate and energy, and the slowest rank of them all sets the pace."""
-    params, point = _params(record), record.point
+    params, nodes, ranks = _params(record), record.point.nodes, _ranks(record, store)
     seconds = params.step_seconds + params.slow_rank_extra
-    ranks = set(read_table(store.folder(record) / record.files["steps"])["rank"])
-    everyone = set(range(point.nodes))
+    apart = _window(record).opened_within
+    opened = Metric(value=apart, unit="s", reason="not known" if apart is None else None)
     return [
         *_rate(record, seconds, slack=SWITCH_SECONDS / seconds),
-        fact("raw steps of", f"{point.nodes} ranks", f"ranks {sorted(ranks)}", ranks == everyone),
-        _edges(record),
+        fact("raw steps of", f"{nodes} ranks", f"ranks {sorted(ranks)}", ranks == set(range(nodes))),
+        number("ranks open the window apart by", 0.0, opened, EDGE_SECONDS),
         *energy_claims(record, store),
     ]
-
-
-def _edges(record: Record) -> Finding:
-    """The ranks opened the window together."""
-    apart = _window(record).opened_within
-    reason = "not known" if apart is None else None
-    return number("ranks open the window apart by", 0.0, Metric(value=apart, unit="s", reason=reason), EDGE_SECONDS)
 
 
 def _accumulation(record: Record, store: Store) -> list[Finding]:

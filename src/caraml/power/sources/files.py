@@ -156,7 +156,6 @@ class _DrmSource(FileSource):
         return list(cards)
 
     def aliases(self, device: Path) -> list[str]:
-        """What else the card is called."""
         return []
 
     def sensors(self, pci: str, hwmon: Path) -> Iterator[SensorFile]:

@@ -179,8 +179,6 @@ class NvmlSource(_Library):
 
 @dataclass(slots=True)
 class _Die:
-    """One device of the library."""
-
     handle: Any
     id: str
     pci: str
