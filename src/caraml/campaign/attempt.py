@@ -290,11 +290,8 @@ def _hand_to(work: PointTask, folder: Path, campaign: Campaign) -> None:
 
 
 def prepare(campaign: Campaign, work: PointTask, number: int, runner: claim.Runner) -> Path | Record | None:
-    """Make attempt ``number``, claimed by ``runner``, with all that its job needs.
-
-    Returns:
-        Its folder; its record, where there is nothing to launch; ``None`` where another campaign was faster.
-    """
+    """Make attempt ``number``, claimed by ``runner``, with all that its job needs: its folder; its record, where there is nothing to
+    launch; ``None`` where another campaign was faster."""
     folder = campaign.store.claim_attempt(work.point, work.name, number, lambda attempt: _first_files(campaign, work, attempt, runner))
     if folder is None:
         return None
@@ -343,15 +340,8 @@ _UNREAD = "the campaign that read the sensors ended before the program did"
 
 
 def record_of_program(running: RunningPoint, names: Mapping[str, Any], how: Ran, resident: int | None, sensor: str | None) -> Record:
-    """The record of a program that ended.
-
-    Args:
-        running: the attempt at it.
-        names: what its templates may name.
-        how: what its script says.
-        resident: the largest resident set of its processes, in the kernel's unit.
-        sensor: why no energy was measured, where it was asked for.
-    """
+    """The record of a program that ended, by what its script says, ``names`` for its templates, the largest resident set of its processes
+    in the kernel's unit, and why no energy was measured where it was asked for."""
     params, point = running.work.light, running.work.point
     assert params is not None
     measured, flags = {**_no_energy(params.item, (sensor or _UNREAD) if params.energy else NO_ENERGY)}, []

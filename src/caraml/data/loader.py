@@ -49,14 +49,11 @@ class MapDataset(Protocol):
 
 
 def default_workers(device_type: str, processes_on_node: int = 1) -> int:
-    """The number of loader workers per process: for an accelerator one core less than the process may use, at most 16.
+    """The number of loader workers of each process that shares this node's cores: for an accelerator one core less than it may use, at most
+    16.
 
     For training on the CPU itself it is 0 where a process has up to two cores: there a worker would take a core from the
     model's arithmetic, whose threads all wait for the slowest. With more cores, one worker loads ahead.
-
-    Args:
-        device_type: ``"cpu"``, ``"cuda"`` ...
-        processes_on_node: ranks that share this node's cores.
     """
     cores = usable_cpus(processes_on_node)
     if device_type == "cpu":

@@ -54,12 +54,8 @@ def is_archive(source: Path) -> bool:
 
 
 def stage(source: Path, to: Path, *, unpack: bool) -> Staged:
-    """Copy ``source`` into the folder ``to`` or, with ``unpack``, unpack the archive ``source`` there.
-
-    Args:
-        source: a file, a folder, or an archive: tar (also compressed), zip, SquashFS.
-        to: a folder on this node, such as ``/dev/shm``; it is made if it does not exist.
-        unpack: unpack the archive, rather than copy the file.
+    """Copy a file or folder into the folder ``to`` of this node, which is made if it does not exist; or ``unpack`` an archive there: tar
+    (also compressed), zip, SquashFS.
 
     Raises:
         InputError: if ``source`` does not exist, is no archive, is damaged, or has a member that would land outside of ``to``.

@@ -39,18 +39,12 @@ _ABANDONED_AFTER = 24 * 3600.0
 
 
 def prepared_once(key: Mapping[str, Any], build: Callable[[Path], object]) -> Path:
-    """The folder that ``build`` filled for ``key``, built now if it does not exist yet.
+    """The folder that ``build`` filled for ``key``, built now if it does not exist yet, under :func:`~caraml.base.files.data_home`.
 
-    Args:
-        key: everything that the content depends on, as JSON values; ``key["kind"]`` begins the folder's name.
-        build: fills the empty folder that it is given. It may run in several processes at the same time, for the same
-            key, on file systems without locks; one result wins and the others are thrown away.
-
-    Returns:
-        The finished folder, under :func:`~caraml.base.files.data_home`; it also holds ``key.json``.
-
-    Raises:
-        EnvironmentUnfitError: if the data folder cannot be written.
+    ``key`` has everything that the content depends on, as JSON values, and lies in the folder as ``key.json``; ``key["kind"]`` begins the
+    folder's name. ``build`` fills the empty folder that it is given. It may run in several processes at the same time, for the same key, on
+    file systems without locks; one result wins and the others are thrown away. Raises ``EnvironmentUnfitError`` if the data folder cannot
+    be written.
     """
     text = json.dumps(key, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]

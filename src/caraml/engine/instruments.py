@@ -253,13 +253,8 @@ def _descends(pid: int, roots: Collection[int], parents: dict[int, int]) -> bool
 
 
 def put_together(nodes: Mapping[str, Sequence[NodeSummary]], ranks: Mapping[str, list[int]], window: Window) -> Nodes:
-    """What the instruments of all nodes say of one window.
-
-    Args:
-        nodes: summaries by node (host and boot id), the node of rank 0 first; several of one node count its sensors once.
-        ranks: numbers of the ranks on each node.
-        window: the window on the record's clock.
-    """
+    """What the instruments of all nodes say of one window, on the record's clock. Nodes go by host and boot id, that of rank 0 first;
+    several summaries of one count its sensors once."""
     names = _names(list(nodes))
     merged = {names[key]: _one(summaries) for key, summaries in nodes.items()}
     first = next(iter(merged.values()))

@@ -370,17 +370,9 @@ def counted_facts(
     formula: str = COUNTED,
     **further: Any,
 ) -> Facts:
-    """The facts of a workload that counts one ``item`` per sample and has its FLOPs from torch.
-
-    Args:
-        item: what a sample is called.
-        model: whose parameters are counted, frozen ones included.
-        source: of the training batches.
-        flops: of one item forward, and forward with backward, by :func:`caraml.workloads.flops.forward_and_training_flops`.
-        bytes_per_sample: of a sample as it comes to the device.
-        formula: how the FLOPs were counted.
-        further: other fields of the facts.
-    """
+    """The facts of a workload that counts one ``item`` per sample: with all parameters of the model, frozen ones included, FLOPs forward
+    and in training by :func:`caraml.workloads.flops.forward_and_training_flops`, bytes of a sample as it comes to the device, and
+    ``further`` fields."""
     return Facts(
         item=item,
         items_per_sample=1,

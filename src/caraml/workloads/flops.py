@@ -81,12 +81,8 @@ def count_flops(work: Callable[[], object]) -> float:
 
 
 def forward_and_training_flops(forward: Callable[[], torch.Tensor], samples: int) -> tuple[float, float]:
-    """FLOPs per sample of the forward pass alone, and of forward and backward.
-
-    Args:
-        forward: computes the scalar loss of ``samples`` samples, on the meta device.
-        samples: how many it takes at once.
-    """
+    """FLOPs per sample of the forward pass alone, and of forward and backward; ``forward`` computes the scalar loss of so many samples, on
+    the meta device."""
     with _Counter() as counter:
         loss, alone = forward(), counter.total
         loss.backward()

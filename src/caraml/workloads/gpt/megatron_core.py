@@ -164,15 +164,8 @@ class MegatronSamples(TokenSamples):
     def __init__(
         self, corpus: IndexedTokens, sequence_length: int, vocab_size: int, *, seed: int, split: str, run_samples: int | None = None
     ) -> None:
-        """Build the index, the same on every rank.
-
-        Args:
-            corpus: whose sequences are documents to Megatron.
-            sequence_length: tokens of a sample.
-            vocab_size: an id outside it is an error of the sample.
-            seed: Megatron-LM's ``--seed``.
-            split: Megatron-LM's ``--split``, of whose parts the first is taken.
-            run_samples: training samples that the other run asks for; ``None`` for at most one epoch.
+        """Build the index, the same on every rank, of Megatron-LM's ``--seed`` and ``--split``, of whose parts the first is taken; the
+        corpus's sequences are its documents. ``run_samples``: that the other run asks for; ``None`` for at most one epoch.
 
         Raises:
             InputError: if the part of the corpus is shorter than one sample.

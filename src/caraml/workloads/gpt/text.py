@@ -51,44 +51,34 @@ _LISTED_INPUTS = 5
 
 @dataclass(frozen=True)
 class PreparedText:
-    """A corpus that :func:`prepare_text` wrote.
-
-    Attributes:
-        prefix: the path of ``.bin``, ``.idx``, ``.json`` (these facts) and ``.tokenizer.json`` without those endings.
-        documents: number of documents.
-        tokens: number of tokens, end-of-text tokens included.
-        vocab_size: size of the tokenizer's vocabulary; every token id is below it.
-        tokenizer: the tokenizer as one file, readable by ``tokenizers``.
-        end_of_text: the id that ends each document.
-        provenance: what it was made from and by.
-    """
+    """A corpus that :func:`prepare_text` wrote."""
 
     prefix: Path
+    """Path of ``.bin``, ``.idx``, ``.json`` (these facts) and ``.tokenizer.json`` without those endings."""
     documents: int
     tokens: int
+    """End-of-text tokens included."""
     vocab_size: int
+    """Every token id is below it."""
     tokenizer: Path
     end_of_text: int
+    """The id that ends each document."""
     provenance: dict[str, Any]
 
     @classmethod
     def read(cls, prefix: Path) -> PreparedText:
-        """The corpus at ``prefix``, from its ``.json``.
-
-        Raises:
-            InputError: if there is none, or it is not what :func:`prepare_text` writes.
-        """
+        """The corpus at ``prefix``, from its ``.json``. Raises ``InputError`` if that is not what :func:`prepare_text` writes."""
         path = meta_path(prefix)
         hint = "prepare the text with `caraml data prepare text`"
         meta = read_table(path)
         if meta.get("schema") != META_SCHEMA:
             raise InputError(f"{path}: schema: found {meta.get('schema')!r}; expected {META_SCHEMA}", hint)
-        for field in ("documents", "tokens", "vocab_size", "end_of_text"):
-            if not isinstance(meta.get(field), int):
-                raise InputError(f"{path}: {field}: found {meta.get(field)!r}; expected a number", hint)
+        counts: dict[str, Any] = {field: meta.get(field) for field in ("documents", "tokens", "vocab_size", "end_of_text")}
+        for field, found in counts.items():
+            if not isinstance(found, int):
+                raise InputError(f"{path}: {field}: found {found!r}; expected a number", hint)
         if not isinstance(meta.get("provenance"), dict):
             raise InputError(f"{path}: provenance: found {meta.get('provenance')!r}; expected a table", hint)
-        counts = {name: meta[name] for name in ("documents", "tokens", "vocab_size", "end_of_text")}
         return cls(prefix=prefix, tokenizer=tokenizer_path(prefix), provenance=meta["provenance"], **counts)
 
 
@@ -186,14 +176,8 @@ def _encoded(encoder: Tokenizer, texts: list[str], origin: str) -> list[Encoding
 
 
 def standard_library_sources(max_bytes: int) -> list[Path]:
-    """The ``.py`` files of this Python's standard library, sorted by path, without its tests and installed packages.
-
-    Args:
-        max_bytes: stop before the file that would bring the sum of sizes above this.
-
-    Raises:
-        EnvironmentUnfitError: if this Python comes without its sources.
-    """
+    """The ``.py`` files of this Python's standard library, sorted by path, without its tests and installed packages, of ``max_bytes``
+    together at most. Raises ``EnvironmentUnfitError`` if this Python comes without its sources."""
     root = Path(sysconfig.get_path("stdlib"))
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
     found: list[Path] = []

@@ -83,19 +83,11 @@ def central_crop(width: int, height: int) -> Box:
 
 
 def decode_crop(data: bytes, choose: Choose, size: int, *, reduced: bool = True) -> torch.Tensor:
-    """The chosen part of an encoded image, resized to ``size`` x ``size``.
+    """The chosen part of an encoded image (a whole file: JPEG, PNG, BMP, WebP, TIFF, PPM or PGM), resized: uint8 (3, size, size), red,
+    green, blue, the channels of a pixel side by side in memory.
 
-    Args:
-        data: a whole file: JPEG, PNG, BMP, WebP, TIFF, PPM or PGM.
-        choose: the crop.
-        size: height and width of the result in pixels.
-        reduced: decode at reduced size where the crop is at least twice as large as the result.
-
-    Returns:
-        uint8 (3, size, size), red, green, blue, the channels of a pixel side by side in memory.
-
-    Raises:
-        Damaged: if the bytes cannot be decoded to the end.
+    ``reduced``: decode at reduced size where the crop is at least twice as large as the result. Raises :class:`Damaged` for bytes that
+    cannot be decoded to the end.
     """
     decoded = _decode_jpeg(data, choose, size, reduced) if data[:2] == b"\xff\xd8" else None
     pixels, box = decoded or _decode_any(data, choose, size, reduced)

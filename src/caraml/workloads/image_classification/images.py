@@ -59,16 +59,11 @@ class ImageSamples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
         augmented: bool = True,
         reduced_decoding: bool = True,
     ) -> None:
-        """Samples of ``store``.
+        """Samples of ``size`` x ``size`` pixels.
 
-        Args:
-            store: where the images lie.
-            size: height and width of a sample in pixels.
-            seed: of crops and mirrors.
-            passes: how often each image is read in an epoch, each time with another crop.
-            on_damaged: ``fail`` stops at a damaged file and names it; ``skip`` takes the next image instead, and counts and names it.
-            augmented: without it, the central crop, never mirrored: what validation looks at.
-            reduced_decoding: allow decoding at reduced size; off, the pixels are those of the fully decoded image.
+        ``on_damaged``: ``fail`` stops at a damaged file and names it; ``skip`` takes the next image instead, and counts and names it.
+        Without ``augmented`` the crop is the central one, never mirrored: what validation looks at. Without ``reduced_decoding`` the pixels
+        are those of the fully decoded image.
         """
         self.store, self.size, self.seed, self.passes = store, size, seed, passes
         self.on_damaged, self.augmented, self.reduced_decoding = on_damaged, augmented, reduced_decoding
@@ -190,15 +185,8 @@ class HeldOut:
 
 
 def normalize_images(batch: torch.Tensor, memory_format: torch.memory_format = torch.channels_last) -> torch.Tensor:
-    """Bring images to ImageNet's mean 0 and standard deviation 1 on the device that they are on.
-
-    Args:
-        batch: uint8 (B, 3, H, W), levels from 0 to 255. As bytes, a batch crosses to the device in a quarter of the time.
-        memory_format: of the result.
-
-    Returns:
-        ``(batch / 255 - mean) / std``, float32 (B, 3, H, W).
-    """
+    """``(batch / 255 - mean) / std`` by ImageNet's mean and deviation, float32 (B, 3, H, W), of a batch of uint8, which crosses to the
+    device in a quarter of the time."""
     shift, factor = _normalisation(batch.device)
     return batch.to(torch.float32, memory_format=memory_format).sub_(shift).mul_(factor)
 
@@ -280,14 +268,7 @@ def open_store(
 ) -> tuple[ImageStore, Staged | None]:
     """Open the images at ``path``, on storage of this node if ``stage_to`` names a folder there; how they were brought there, if they were.
 
-    Args:
-        form: what ``path`` is.
-        path: ``None`` where none is given.
-        stage_to: a folder on this node, or ``None`` to read where the data lies.
-        staging: surrounds the copying, so that it can be timed.
-
-    Raises:
-        InputError: for anything that is wrong with the data as a whole.
+    ``staging`` surrounds the copying, so that it can be timed. Raises ``InputError`` for anything that is wrong with the data as a whole.
     """
     if path is None:
         raise InputError(f"path: found none; data = {form!r} needs one", "caraml data pack writes one from an image folder")

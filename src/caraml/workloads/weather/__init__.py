@@ -126,13 +126,8 @@ def open_input(
 ) -> BatchSource:
     """Open the input that the parameters ask for, held-out batches included if there are any, in the phase ``data``.
 
-    Args:
-        ctx: of the task that is built.
-        application: name of the look-alike set, ``"ap1"`` ...
-        files: opens the training or validation part of a folder.
-        draw: makes a random sample.
-        samples: in an epoch of random data.
-        kind: of the random data set, if it is another than :class:`Synthetic`.
+    ``files`` opens a part of a folder, by default that of the look-alikes of an ``application`` (``"ap1"`` ...). Random data have
+    ``samples`` that ``draw`` makes, in a data set of :class:`Synthetic` or another ``kind``.
     """
     from caraml.data.loader import Synthetic
 

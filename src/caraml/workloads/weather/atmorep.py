@@ -349,10 +349,7 @@ def ensemble_loss(predicted: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     """Squared error of every member, and how well the ensemble's normal distribution covers the truth (arXiv 2308.13280, section 3.2).
 
     With mean m and standard deviation s over the members: ``mean((y - x)^2) + mean((exp(-((y - m) / s)^2 / 2) - 1)^2) + mean(sqrt(s))``.
-
-    Args:
-        predicted: (B, M, members, P).
-        truth: (B, M, P).
+    ``predicted`` (B, M, members, P), ``truth`` (B, M, P).
     """
     mean, std = predicted.mean(2), predicted.std(2).clamp(min=1e-6)  # (B, M, P); a spread of 0 has no gradient
     squared = (predicted - truth.unsqueeze(2)).square().mean()

@@ -241,13 +241,8 @@ def _joined(skip: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def corrected(output: torch.Tensor, mean: torch.Tensor, spread: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of the corrected forecast; an output of zeros leaves the ensemble as it is.
-
-    Args:
-        output: of the network, (B, 2, H, W).
-        mean: of the ensemble, (B, H, W), in the variable's unit.
-        spread: standard deviation of the ensemble, (B, H, W), in the same unit.
-    """
+    """Mean and standard deviation of the corrected forecast, from the network's output (B, 2, H, W) and those of the ensemble, (B, H, W)
+    each in the variable's unit; an output of zeros leaves the ensemble as it is."""
     shift, log_factor = output.float().unbind(1)  # (B, H, W) each
     return mean + shift * spread, spread * log_factor.clamp(-_LOG_SPREAD_LIMIT, _LOG_SPREAD_LIMIT).exp()
 

@@ -148,16 +148,9 @@ _DENSE = 32
 
 
 def absorbed_flux(heating: torch.Tensor, pressure: torch.Tensor) -> torch.Tensor:
-    """Flux absorbed by a column that heats at the given rates.
+    """Flux [W/m²] absorbed by columns, (B,), that heat at these rates [K/day], (B, K); pressure at half levels, increasing [Pa], (B, L).
 
     A layer of pressure thickness dp has the mass dp / g per area, so it takes up ``heating * cp * dp / g``.
-
-    Args:
-        heating: heating rate of each layer [K/day], (B, K).
-        pressure: at half levels, increasing [Pa], (B, L).
-
-    Returns:
-        [W/m²], (B,).
     """
     thickness = pressure[:, 1:] - pressure[:, :-1]  # (B, K)
     return (heating * thickness).sum(1) * (HEAT_CAPACITY / GRAVITY / SECONDS_PER_DAY)
@@ -172,11 +165,7 @@ class RadiationColumn(nn.Module):
     """
 
     def __init__(self, maxima: tuple[torch.Tensor, ...] | None = None) -> None:
-        """Build the network.
-
-        Args:
-            maxima: largest value of each feature of the four inputs; inputs are divided by them, and by 1 where they are 0.
-        """
+        """``maxima``: largest value of each feature of the four inputs; inputs are divided by them, and by 1 where they are 0."""
         super().__init__()
         for name, shape, largest in zip(INPUT_SHAPES, INPUT_SHAPES.values(), maxima or (None,) * 4, strict=True):
             scale = torch.ones(shape[-1]) if largest is None else torch.where(largest == 0, torch.ones_like(largest), largest)

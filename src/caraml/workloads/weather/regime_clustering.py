@@ -195,20 +195,19 @@ class Bottleneck(nn.Module):
         return F.relu(self.body(x) + self.shortcut(x))
 
 
-def spherical_k_means(features: torch.Tensor, centroids: torch.Tensor, iterations: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
+_ITERATIONS = 10
+"""Of k-means: assigning and averaging."""
+_TEMPERATURE = 0.1
+"""Divides scores before the softmax."""
+
+
+def spherical_k_means(features: torch.Tensor, centroids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """K-means on the unit sphere over the features of all ranks together (Dhillon and Modha, Machine Learning 42, 2001).
 
-    Collective if there is a process group. A cluster that loses all its members keeps its centroid.
-
-    Args:
-        features: of this rank, length 1, (N, D).
-        centroids: to begin with, the same on all ranks, length 1, (K, D).
-        iterations: of assigning and averaging.
-
-    Returns:
-        Centroids (K, D), the same on all ranks, and the cluster of each of this rank's features, int64 (N,).
+    From this rank's features (N, D) and first centroids (K, D), the same on all ranks, each of length 1: centroids, again the same, and the
+    cluster of each feature, int64 (N,). Collective if there is a process group. A cluster that loses all its members keeps its centroid.
     """
-    for _ in range(iterations):
+    for _ in range(_ITERATIONS):
         clusters = (features @ centroids.T).argmax(1)  # (N,)
         sums = torch.zeros_like(centroids).index_add_(0, clusters, features)  # (K, D)
         counts = torch.bincount(clusters, minlength=len(centroids)).to(sums.dtype)  # (K,)
@@ -284,15 +283,10 @@ class MemoryBank:
         return F.normalize(rows, dim=1)
 
 
-def cluster_loss(scores: Sequence[torch.Tensor], labels: torch.Tensor, temperature: float = 0.1) -> torch.Tensor:
-    """Cross entropy of ``scores / temperature`` against the clusters, the mean over heads; samples without a cluster do not count.
-
-    Args:
-        scores: per head, cosine similarities (B, K).
-        labels: (heads, B), -1 where there is none.
-        temperature: divides the scores.
-    """
-    losses = [F.cross_entropy(score.float() / temperature, label, ignore_index=-1) for score, label in zip(scores, labels, strict=True)]
+def cluster_loss(scores: Sequence[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of each head's cosine similarities (B, K) against the clusters (heads, B), the mean over heads; samples without a
+    cluster, -1, do not count."""
+    losses = [F.cross_entropy(score.float() / _TEMPERATURE, label, ignore_index=-1) for score, label in zip(scores, labels, strict=True)]
     return torch.stack(losses).mean()
 
 
@@ -332,16 +326,8 @@ def build(ctx: BuildContext[RegimeParams]) -> Task:
 def clustering_step(
     tools: StepTools, *, network: Any, optimizer: torch.optim.Optimizer, bank: MemoryBank, steps_per_epoch: int, seed: int
 ) -> Callable[[], torch.Tensor]:
-    """The step: at the start of an epoch cluster the bank, then learn the clusters of one batch's two crops.
-
-    Args:
-        tools: lent by the engine.
-        network: gives features (B, D) and scores per head, and has ``prototypes``, a layer per head.
-        optimizer: of its parameters.
-        bank: with a place for every sample that this rank sees in an epoch.
-        steps_per_epoch: after so many steps the bank is clustered anew.
-        seed: of the first centroids.
-    """
+    """The step: at the start of an epoch of so many steps cluster the bank anew, by first centroids of the ``seed``, then learn the
+    clusters of one batch's two crops. The network gives features (B, D) and scores per head, and has ``prototypes``, a layer per head."""
     wrapped, done = tools.wrap(network), 0
 
     def both(net: Any, batch: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

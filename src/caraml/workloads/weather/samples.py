@@ -158,17 +158,8 @@ Array = npt.NDArray[np.float32]
 
 
 def smooth(rng: np.random.Generator, shape: tuple[int, ...], length: float = 8.0, axes: int = 2) -> Array:
-    """Gaussian noise of mean 0 and standard deviation 1, smoothed over its last ``axes`` axes.
-
-    Args:
-        rng: where the noise comes from.
-        shape: of the result.
-        length: correlation length in grid points.
-        axes: how many of the last axes are smooth; the others are independent.
-
-    Returns:
-        float32, periodic along the smooth axes.
-    """
+    """Gaussian noise of mean 0 and deviation 1, float32, smooth and periodic along its last ``axes`` axes with a correlation ``length``
+    in grid points; along the others it is independent."""
     over = tuple(range(len(shape) - axes, len(shape)))
     spectrum = np.fft.rfftn(rng.standard_normal(shape), axes=over)
     squared = np.zeros(())

@@ -205,15 +205,9 @@ def _pair(inputs: int, outputs: int) -> nn.Sequential:
 
 
 def pinball_loss(predicted: torch.Tensor, truth: torch.Tensor, quantiles: tuple[float, ...] = QUANTILES) -> torch.Tensor:
-    """Quantile score, the mean over quantiles and points of ``q * max(e, 0) + (1 - q) * max(-e, 0)``, e = truth - predicted.
-
-    Koenker and Bassett, Econometrica 46 (1978). Its expectation is least where ``predicted`` is the quantile.
-
-    Args:
-        predicted: (B, Q, H, W).
-        truth: (B, 1, H, W), in the same unit.
-        quantiles: Q levels.
-    """
+    """Quantile score, the mean over quantiles and points of ``q * max(e, 0) + (1 - q) * max(-e, 0)``, e = truth - predicted, of
+    ``predicted`` (B, Q, H, W) and ``truth`` (B, 1, H, W). Its expectation is least where ``predicted`` is the quantile (Koenker and
+    Bassett, Econometrica 46, 1978)."""
     error = truth - predicted
     levels = _levels(quantiles, error)
     return torch.maximum(levels * error, (levels - 1) * error).mean()
