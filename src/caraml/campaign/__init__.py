@@ -193,11 +193,8 @@ def exit_code(records: list[Record]) -> ExitCode:
 
 
 def cancel(root: Path, what: str) -> Iterator[str]:
-    """End the jobs of what a name stands for, and the runners of campaigns; yields a sentence for each thing done.
-
-    Raises:
-        InputError: nothing has this name.
-    """
+    """End the jobs of what a name stands for, and the runners of campaigns; yields a sentence for each thing done. Raises ``InputError``
+    where nothing has this name."""
     found = select(what, root)
     store = found.store
     if found.listings:

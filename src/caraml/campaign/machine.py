@@ -114,11 +114,8 @@ def _kind(point: Point) -> tuple[str, ...]:
 
 
 def machine_of(system: System, launcher: str = "slurm") -> Machine:
-    """What expansion must know of a system. Launcher ``local`` reaches the node that it is on, the others all that there are.
-
-    Raises:
-        EnvironmentUnfitError: this machine has an accelerator that its torch cannot drive, or two kinds to choose from.
-    """
+    """What expansion must know of a system. Launcher ``local`` reaches the node that it is on, the others all that there are. Raises
+    ``EnvironmentUnfitError`` where this machine has an accelerator that its torch cannot drive, or two kinds to choose from."""
     unfit = refusal() if "devices" in system.missing else None
     if unfit is not None:
         raise unfit

@@ -374,11 +374,8 @@ class CampaignRun:
 
 
 def run_campaign(campaign: Campaign) -> list[Record]:
-    """Run what has no result yet; returns the records of the points, in order (of those that have one, when detached).
-
-    Raises:
-        InputError: nothing can be run, or others could put their programs in the place of the suite's.
-    """
+    """Run what has no result yet; returns the records of the points, in order (of those that have one, when detached). Raises
+    ``InputError`` where nothing can be run, or others could put their programs in the place of the suite's."""
     if campaign.options.launcher == "local" and not campaign.options.here:
         refuse_login_node(campaign.command)
     if isinstance(campaign.launcher, SlurmLauncher) and campaign.options.launcher == "slurm" and (why := no_cluster()) is not None:

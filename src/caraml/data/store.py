@@ -69,11 +69,9 @@ def prepared_once(key: Mapping[str, Any], build: Callable[[Path], object]) -> Pa
 def build_folder(final: Path, build: Callable[[Path], object]) -> None:
     """Fill a temporary sibling of ``final`` by ``build``, flush it to the disk and rename it to ``final``.
 
-    If another process finishes ``final`` first, its result stays and this one is removed. If ``build`` raises, nothing
-    is left; if the process is killed, a folder named ``.<name>.partial-...`` is left, which nobody reads.
-
-    Raises:
-        InputError: if ``final`` exists and is no folder.
+    If another process finishes ``final`` first, its result stays and this one is removed. If ``build`` raises, nothing is left; if the
+    process is killed, a folder named ``.<name>.partial-...`` is left, which nobody reads. Raises ``InputError`` if ``final`` exists and is
+    no folder.
     """
     if final.exists() and not final.is_dir():
         raise InputError(f"{final} is a file; expected a folder or a free name")
@@ -150,11 +148,8 @@ def marks_beside(prefix: Path) -> Path:
 
 @contextmanager
 def only_writer(out: Path) -> Iterator[None]:
-    """Hold the lock of a set of a given size while the block runs: a second writer would remove what the first is writing.
-
-    Raises:
-        InputError: another process of this user is writing it.
-    """
+    """Hold the lock of a set of a given size while the block runs: a second writer would remove what the first is writing. Raises
+    ``InputError`` where another process of this user is writing it."""
     make_parent(out)
     lock, taken = Lock(out.parent / f".{out.name}.lock", private=False), False
     try:

@@ -208,11 +208,8 @@ class CudaGraph:
 
 
 def open_device(device_class: DeviceClass, local_rank: int) -> Device:
-    """The device of this process, of the kind that ``CARAML_DEVICE`` names, or that torch has.
-
-    Raises:
-        EnvironmentUnfitError: the point wants an accelerator, and torch sees none, or fewer than processes.
-    """
+    """The device of this process, of the kind that ``CARAML_DEVICE`` names, or that torch has. Raises ``EnvironmentUnfitError`` where the
+    point wants an accelerator, and torch sees none, or fewer than processes."""
     if device_class == "cpu":
         return CpuDevice()
     kind = accelerator_type()
@@ -261,11 +258,8 @@ def gpu_lacks(precision: str, device: torch.device) -> str | None:
 
 
 def collectives(device: torch.device) -> str:
-    """The library by which processes on such devices exchange tensors, as torch calls it.
-
-    Raises:
-        EnvironmentUnfitError: torch knows none.
-    """
+    """The library by which processes on such devices exchange tensors, as torch calls it. Raises ``EnvironmentUnfitError`` where torch
+    knows none."""
     try:
         return torch.distributed.get_default_backend_for_device(device)
     except ValueError as error:

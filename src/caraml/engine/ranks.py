@@ -129,11 +129,8 @@ class Ranks:
 
     def know_each_other(self) -> None:
         """See that the other end of every connection between the ranks is a process of the point. Gloo takes whoever comes first for the
-        rank that it expects; here each proves to each, in every group, that it can read the secret in the folder where they met.
-
-        Raises:
-            EnvironmentUnfitError: somebody else has taken a connection.
-        """
+        rank that it expects; here each proves to each, in every group, that it can read the secret in the folder where they met. Raises
+        ``EnvironmentUnfitError`` where somebody else has taken a connection."""
         if self.world == 1:
             return
         secret = (_meeting_place() / SECRET).read_bytes()

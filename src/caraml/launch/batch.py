@@ -54,11 +54,8 @@ def step_name(folder: Path) -> str:
 
 
 def resources(point: Point, folder: Path, threads: int, scheduler: Scheduler) -> list[str]:
-    """The options of one point's job, as ``sbatch`` takes them; ``threads`` are a node's usable CPUs.
-
-    Raises:
-        InputError: the time is longer than the partition allows, or a value has a line break.
-    """
+    """The options of one point's job, as ``sbatch`` takes them; ``threads`` are a node's usable CPUs. Raises ``InputError`` where the time
+    is longer than the partition allows, or a value has a line break."""
     given = {
         "job-name": step_name(folder),
         "output": str(folder / SLURM_LOG).replace("%", "%%"),
@@ -91,11 +88,7 @@ def gpus(scheduler: Scheduler, devices: int) -> list[str]:
 
 def minutes(scheduler: Scheduler, timeout: float) -> int:
     """Time limit of a job: the point's own ``timeout`` [s], the warning, and a margin to start and finish, rounded up to whole minutes;
-    never over the partition's.
-
-    Raises:
-        InputError: the point alone takes longer than the partition allows.
-    """
+    never over the partition's. Raises ``InputError`` where the point alone takes longer than the partition allows."""
     needed = math.ceil((timeout + scheduler.signal_seconds + START_UP_SECONDS) / 60)
     longest = scheduler.max_minutes
     if longest is None or needed <= longest:

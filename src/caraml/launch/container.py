@@ -144,11 +144,8 @@ def runtime_called(name: str) -> ContainerRuntime:
 
 
 def build_command(runtime: ContainerRuntime, definition: Path, out: Path) -> list[str]:
-    """The command that builds an image file from an Apptainer definition file.
-
-    Raises:
-        InputError: the definition is not there, or the runtime does not read definition files.
-    """
+    """The command that builds an image file from an Apptainer definition file. Raises ``InputError`` where the definition is not there, or
+    the runtime does not read definition files."""
     if runtime not in ("apptainer", "singularity"):
         raise InputError(
             f"{runtime} does not read definition files", "build with apptainer, or `caraml container pull` the image if a registry has it"

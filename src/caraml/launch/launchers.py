@@ -367,10 +367,7 @@ def setup_script(software: Software, folder: Path) -> Path | None:
 
 def set_up(software: Software, folder: Path) -> None:
     """Run the site's setup lines, once for every text of them: a mark in ``folder`` says that they ran. Campaigns wait for each other.
-
-    Raises:
-        EnvironmentUnfitError: a line failed; the log is named.
-    """
+    Raises ``EnvironmentUnfitError`` where a line failed; the log is named."""
     script = setup_script(software, folder)
     if script is None:
         return

@@ -99,11 +99,8 @@ class SilentError(Exception):
 
 
 def call(argv: Sequence[str], text: str | None = None, seconds: float = _CALL_SECONDS) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's commands, with ``text`` as its input. The job that this process may be running in has no say in it.
-
-    Raises:
-        EnvironmentUnfitError: Slurm is not installed here.
-    """
+    """Run one of Slurm's commands, with ``text`` as its input. The job that this process may be running in has no say in it. Raises
+    ``EnvironmentUnfitError`` where Slurm is not installed here."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name in _OF_THE_CLUSTER}
     environment = {**inherited, "SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
     try:
@@ -130,9 +127,7 @@ def turns(seconds: float = _CALL_SECONDS) -> dict[str, Turn]:
     """This user's jobs that have not started; array tasks by ``JOB_TASK``. Waits at most ``seconds`` for an answer.
 
     The place is that by priority among all jobs of the partition that are not held; a scheduler that fills gaps may start later ones first.
-
-    Raises:
-        SilentError: the controller does not answer.
+    Raises ``SilentError`` where the controller does not answer.
     """
     argv = ["squeue", "--states=PENDING", "--array", "--noheader", "--format=%i|%P|%Q|%S|%r"]
     own, everybody = (call([*argv, *of], seconds=seconds) for of in (["--me"], []))

@@ -190,11 +190,8 @@ class SuiteFile:
 
 
 def load_suite(name: str) -> SuiteFile:
-    """Read a suite by its name in the catalogue or by the path of a file.
-
-    Raises:
-        InputError: no such suite or file, or the file is wrong; every fault at once.
-    """
+    """Read a suite by its name in the catalogue or by the path of a file. Raises ``InputError`` where there is none, or the file is wrong;
+    every fault at once."""
     path = Path(name)
     if path.suffix in {".yaml", ".yml", ".xml"}:
         same = _OF_JUBE.get(path.stem)
@@ -345,11 +342,8 @@ def _plain(path: Path) -> Path:
 
 
 def _without_values(document: TomlDocument) -> tuple[dict[str, Any], dict[str, str]]:
-    """A suite's content with references in place of the values of ``env``, and the values by their references.
-
-    Raises:
-        InputError: a value with a brace that is none of a parameter.
-    """
+    """A suite's content with references in place of the values of ``env``, and the values by their references. Raises ``InputError`` for a
+    value with a brace that is none of a parameter."""
     data, values = copy.deepcopy(document.data), {}
     parameters = {
         *Point.model_fields,

@@ -39,10 +39,8 @@ _AS_TENSORS = "write them as model.safetensors, with save_pretrained(FOLDER) whe
 
 def read_config(folder: Path, kind: str, expected: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The configuration of a model of a ``kind``, such as ``bert``, if its values are those expected; what it leaves out counts as such.
-
-    Raises:
-        InputError: it is missing, no JSON object, of another kind, or has other values; then with the preset that has them, if one does.
-    """
+    Raises ``InputError`` where it is missing, no JSON object, of another kind, or has other values; then with the preset that has them, if
+    one does."""
     path = folder / "config.json"
     if not path.is_file():
         raise InputError(f"weights: found no config.json in {folder.absolute()}; expected a folder that transformers wrote")
@@ -67,11 +65,8 @@ def read_config(folder: Path, kind: str, expected: Mapping[str, Any], presets: M
 
 
 def load_weights(model: Any, folder: Path, head: tuple[str, ...]) -> None:
-    """Fill a network of transformers with the weights of a folder. Only what begins with a name of ``head`` may be missing there.
-
-    Raises:
-        InputError: the weights are missing, cannot be read, or are those of another network.
-    """
+    """Fill a network of transformers with the weights of a folder. Only what begins with a name of ``head`` may be missing there. Raises
+    ``InputError`` where the weights are missing, cannot be read, or are those of another network."""
     wanted: dict[str, torch.Tensor] = model.state_dict()
     path, found = _read(folder, sum(value.nbytes for value in wanted.values()))
     prefix = f"{model.base_model_prefix}."
@@ -151,11 +146,7 @@ def find_tokenizer(folder: Path, names: tuple[str, ...] = TOKENIZERS) -> Path:
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a ``tokenizer.json``, or of a folder with one or with ``vocab.json`` and ``merges.txt``, which Megatron-LM's users
-    have as ``gpt2-vocab.json`` and ``gpt2-merges.txt``.
-
-    Raises:
-        InputError: if there is none, or it cannot be read.
-    """
+    have as ``gpt2-vocab.json`` and ``gpt2-merges.txt``. Raises ``InputError`` if there is none, or it cannot be read."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     single = path / "tokenizer.json" if path.is_dir() else path

@@ -45,10 +45,8 @@ def save(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer
     """Write weights and optimizer state, every rank its part, until they are on the disk. Collective.
 
     The parts are written into a new folder, and renamed when all are whole: what others put under their names is replaced, not followed.
-    Without a folder to keep them in they go to ``beside`` and are removed again: only the time is wanted.
-
-    Raises:
-        OSError: they cannot be written, or the folder belongs to somebody else; on every rank.
+    Without a folder to keep them in they go to ``beside`` and are removed again: only the time is wanted. Raises ``OSError`` where they
+    cannot be written, or the folder belongs to somebody else; on every rank.
     """
     place = folder or beside / "checkpoint"
     with _together(place, ranks):
@@ -109,10 +107,8 @@ def load(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer
 
     The optimizers keep their own settings: learning rate, weight decay and the like are those that this run was asked for.
 
-    The checkpoint may be another person's: of its pickled parts only plain data and torch's own descriptions of tensors are read.
-
-    Raises:
-        InputError: there is no checkpoint in the folder, it holds anything else, or it is not one of this model.
+    The checkpoint may be another person's: of its pickled parts only plain data and torch's own descriptions of tensors are read. Raises
+    ``InputError`` where there is no checkpoint in the folder, it holds anything else, or it is not one of this model.
     """
     if not (folder / ".metadata").exists():
         raise InputError(f"no checkpoint in {folder}", "give the folder that `save_to` named in the run that wrote it")

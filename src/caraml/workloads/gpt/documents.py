@@ -36,10 +36,8 @@ _AT_ONCE = 64 << 20
 def text_files(inputs: Sequence[Path]) -> list[Path]:
     """The files that ``inputs`` stand for: files as they are, folders searched to the bottom in sorted order.
 
-    Of a folder, files with a known text suffix are taken, compressed or not; hidden files and folders are passed over.
-
-    Raises:
-        InputError: if an input does not exist, or a folder holds no text.
+    Of a folder, files with a known text suffix are taken, compressed or not; hidden files and folders are passed over. Raises
+    ``InputError`` if an input does not exist, or a folder holds no text.
     """
     files: list[Path] = []
     for path in inputs:
@@ -166,11 +164,8 @@ def _parquet_documents(path: Path, text_key: str) -> Iterator[str]:
 
 
 def _parts(connection: duckdb.DuckDBPyConnection, path: Path, text: str) -> Iterator[str]:
-    """Conditions that divide a table into parts of which DuckDB may take all rows of a vector at once; usually one, of all rows.
-
-    Raises:
-        InputError: it unpacks to more than a file of its size should, or a text is longer than is read.
-    """
+    """Conditions that divide a table into parts of which DuckDB may take all rows of a vector at once; usually one, of all rows. Raises
+    ``InputError`` where the table unpacks to more than a file of its size should, or a text is longer than is read."""
     numbered = f"SELECT strlen({text}) AS size, file_row_number // {_VECTOR} AS vector FROM read_parquet(?, file_row_number = true)"  # noqa: S608 -- the one name from outside is quoted; the path is a parameter
     vectors = f"SELECT count(*) AS rows, sum(size) AS total, max(size) AS longest FROM ({numbered}) GROUP BY vector"  # noqa: S608 -- the one name from outside is quoted; the path is a parameter
     found = connection.execute(f"SELECT sum(rows), sum(total), max(longest), max(total) FROM ({vectors})", [str(path)]).fetchone()  # noqa: S608 -- the one name from outside is quoted; the path is a parameter

@@ -87,11 +87,8 @@ class TokenIndex:
 
 
 def read_index(path: Path) -> TokenIndex:
-    """Read and check an index file; its arrays stay on the disk and are paged in as they are used.
-
-    Raises:
-        InputError: if the file is missing, no index of this format, or contradicts itself or its size.
-    """
+    """Read and check an index file; its arrays stay on the disk and are paged in as they are used. Raises ``InputError`` if the file is
+    missing, no index of this format, or contradicts itself or its size."""
     try:
         with opened(path) as (file, size):
             header = file.read(_HEADER.size)
@@ -166,11 +163,8 @@ class IndexedTokens:
     """
 
     def __init__(self, prefix: Path) -> None:
-        """Open ``prefix.idx`` and ``prefix.bin``.
-
-        Raises:
-            InputError: if one of them is missing, damaged, still written, or does not fit the other.
-        """
+        """Open ``prefix.idx`` and ``prefix.bin``. Raises ``InputError`` if one of them is missing, damaged, still written, or does not fit
+        the other."""
         self.prefix = Path(prefix)
         refuse_unfinished(marks_beside(self.prefix), self.prefix)
         path = bin_path(self.prefix)
@@ -232,11 +226,7 @@ class IndexedTokensWriter:
             idx_path(prefix).unlink(missing_ok=True)  # an old index must never stand beside new tokens
 
     def add(self, ids: Sequence[int] | npt.NDArray[Any]) -> None:
-        """Append one document, ids of shape (tokens,).
-
-        Raises:
-            ValueError: if an id is outside the vocabulary.
-        """
+        """Append one document, ids of shape (tokens,). Raises ``ValueError`` if an id is outside the vocabulary."""
         wide = np.asarray(ids, dtype=np.int64)
         if wide.size and (int(wide.min()) < 0 or int(wide.max()) >= self.vocab_size):
             raise ValueError(f"token ids run from {wide.min()} to {wide.max()}; expected 0 to {self.vocab_size - 1}")
@@ -269,11 +259,8 @@ class TokenSamples:
     """
 
     def __init__(self, corpus: IndexedTokens, sequence_length: int, vocab_size: int | None = None) -> None:
-        """Cut ``corpus``; with ``vocab_size``, an id outside it is an error of the sample instead of a fault on the device.
-
-        Raises:
-            InputError: if the corpus is shorter than one sample.
-        """
+        """Cut ``corpus``; with ``vocab_size``, an id outside it is an error of the sample instead of a fault on the device. Raises
+        ``InputError`` if the corpus is shorter than one sample."""
         self.corpus = corpus
         self.sequence_length = sequence_length
         self.vocab_size = vocab_size

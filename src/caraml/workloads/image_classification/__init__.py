@@ -216,11 +216,8 @@ def _optimizer(model: torch.nn.Module, ctx: BuildContext[Params]) -> torch.optim
 
 def flops_per_image(params: Params, images: int = 1) -> tuple[float, float]:
     """FLOPs of one of ``images`` that go through the network together, forward, and forward with backward, counted on torch's meta device:
-    nothing is computed or allocated. Some networks make products for relative positions once for all of them.
-
-    Raises:
-        InputError: the network takes no images of this size.
-    """
+    nothing is computed or allocated. Some networks make products for relative positions once for all of them. Raises ``InputError`` where
+    the network takes no images of this size."""
     import torch
 
     from caraml.workloads.flops import forward_and_training_flops

@@ -74,11 +74,8 @@ class ImageSamples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
         return len(self.store.labels) * self.passes
 
     def __getitem__(self, draw: int) -> tuple[torch.Tensor, int]:
-        """Sample ``draw`` counted over all epochs: uint8 (3, size, size) and its class.
-
-        Raises:
-            InputError: if the file is damaged or gone, and damaged files are fatal; or if a hundred in a row are.
-        """
+        """Sample ``draw`` counted over all epochs: uint8 (3, size, size) and its class. Raises ``InputError`` if the file is damaged or
+        gone, and damaged files are fatal; or if a hundred in a row are."""
         image, label, _ = self._load(draw)
         return image, label
 

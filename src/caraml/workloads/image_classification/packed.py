@@ -287,11 +287,8 @@ def _note(images: list[_Found], given: dict[str, str], shard: int, member: tarfi
 
 
 def write_shards(store: ImageStore, folder: Path, images_per_shard: int = 10_000) -> int:
-    """Write ``folder/images-0000.tar`` and so on, each image as ``CLASS/NUMBER.jpg``; returns the number of shards.
-
-    Raises:
-        InputError: if ``folder`` has shards already.
-    """
+    """Write ``folder/images-0000.tar`` and so on, each image as ``CLASS/NUMBER.jpg``; returns the number of shards. Raises ``InputError``
+    if ``folder`` has shards already."""
     make_folder(folder)
     if any(folder.glob("*.tar")):
         raise InputError(f"{folder}: has tar files already; expected a new folder")

@@ -56,10 +56,8 @@ _BEYOND = 64
 def generate_image_folder(root: Path, classes: int, images_per_class: int, seed: int = 0) -> tuple[int, int]:
     """Write ``classes * images_per_class`` JPEGs to the new folder ``root``, whole or not at all; the images and their bytes.
 
-    The same arguments give the same pixels on every machine with the same Pillow and NumPy.
-
-    Raises:
-        InputError: if ``root`` holds something already, or a count is below 1.
+    The same arguments give the same pixels on every machine with the same Pillow and NumPy. Raises ``InputError`` if ``root`` holds
+    something already, or a count is below 1.
     """
     if classes < 1 or images_per_class < 1:
         raise InputError(f"found {classes} classes of {images_per_class} images; expected at least 1 of each")
@@ -304,11 +302,8 @@ class FolderStore:
 
 
 def _annotated(path: Path) -> tuple[list[str], list[str]]:
-    """Images and their classes by a file with a line for each: name, class, and more that is not needed, with tabs between.
-
-    Raises:
-        InputError: a line without both, or with a name that leaves the folder.
-    """
+    """Images and their classes by a file with a line for each: name, class, and more that is not needed, with tabs between. Raises
+    ``InputError`` for a line without both, or with a name that leaves the folder."""
     paths, names = [], []
     for number, line in enumerate(read_text(path, IMAGE).splitlines(), 1):
         name, tab, rest = line.partition("\t")

@@ -70,11 +70,8 @@ class Digits(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def mnist(folder: Path, held_out: bool = False) -> Digits:
-    """The images of MNIST's idx file in ``folder``, compressed or not.
-
-    Raises:
-        InputError: if there is no such file, or it is not one of 28 x 28 images.
-    """
+    """The images of MNIST's idx file in ``folder``, compressed or not. Raises ``InputError`` if there is no such file, or it is not one of
+    28 x 28 images."""
     name = _PARTS[held_out]
     path = next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
     if path is None:

@@ -61,11 +61,8 @@ class Question:
 
 
 def read_squad(path: Path) -> list[Question]:
-    """All questions of a file, which may be compressed (.gz); trained on is the first of several answers.
-
-    Raises:
-        InputError: if the file is not in SQuAD's form, or an answer does not stand where the file says.
-    """
+    """All questions of a file, which may be compressed (.gz); trained on is the first of several answers. Raises ``InputError`` if the file
+    is not in SQuAD's form, or an answer does not stand where the file says."""
     try:
         with unpacking(path) as file:
             content = file.read(SQUAD + 1)

@@ -206,10 +206,7 @@ whose sets are so many files, some times of all."""
 
 def prepare_weather(application: str, out: Path, size: str = "tiny", seed: int = 0) -> tuple[int, int]:
     """Write look-alike files of an application (``ap1`` ... ``ap6``, ``atmorep``) into the new folder ``out``; how many, and their bytes.
-
-    Raises:
-        InputError: unknown application or size, or ``out`` exists and is not empty.
-    """
+    Raises ``InputError`` for an unknown application or size, and where ``out`` exists and is not empty."""
     _refuse_unknown(application, size)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out}: found files; expected a new or empty folder")

@@ -66,11 +66,8 @@ class AtmosphereSamples(WeatherSamples):
     application = "atmorep"
 
     def __init__(self, folder: Path, tokens: Shapes, sizes: Shapes, levels: int, split: Split = "train") -> None:
-        """Open ``folder/*.nc``; of several files the last is for validation.
-
-        Raises:
-            InputError: as :class:`NetcdfFiles`; fewer levels than the network has; a file smaller than a cube.
-        """
+        """Open ``folder/*.nc``; of several files the last is for validation. Raises ``InputError`` as :class:`NetcdfFiles`; also for fewer
+        levels than the network has; a file smaller than a cube."""
         self.files = NetcdfFiles(split_files(find_files(folder, "*.nc"), split), LAYOUT)
         self._tokens, self._sizes, self._levels = tokens, sizes, levels
         extents = {name: tuple(a * b for a, b in zip(tokens[name], sizes[name], strict=True)) for name in FIELDS}

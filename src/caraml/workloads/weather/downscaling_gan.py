@@ -63,11 +63,8 @@ class DownscalingSamples(WeatherSamples):
     application = "ap5"
 
     def __init__(self, folder: Path, split: Split = "train") -> None:
-        """Open the monthly files of ``folder``; of several files the last is for validation.
-
-        Raises:
-            InputError: as :class:`NetcdfFiles`; a grid that pooling cannot halve three times; a variable without normalisation.
-        """
+        """Open the monthly files of ``folder``; of several files the last is for validation. Raises ``InputError`` as :class:`NetcdfFiles`;
+        also for a grid that pooling cannot halve three times; a variable without normalisation."""
         self.files = NetcdfFiles(split_files(find_files(folder, PATTERN), split), LAYOUT)
         first = self.files.lengths[0]
         for path, found in zip(self.files.paths, self.files.lengths, strict=True):

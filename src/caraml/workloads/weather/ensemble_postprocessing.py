@@ -61,10 +61,8 @@ class EnsembleSamples(WeatherSamples):
 
     def __init__(self, folder: Path, split: Split = "train", grid: tuple[int | None, int | None] = (None, None)) -> None:
         """Open the five files of ``folder``; the last tenth of the times is for validation. ``grid``: rows and columns, if they are known.
-
-        Raises:
-            InputError: as :class:`NetcdfFiles`; files of different lengths, or without the level, or of another grid than ``grid``.
-        """
+        Raises ``InputError`` as :class:`NetcdfFiles`; also for files of different lengths, or without the level, or of another grid than
+        ``grid``."""
         refuse_unfinished(folder / MARKS, folder)
         inputs = Layout(dict.fromkeys(VARIABLES, _DIMENSIONS) | {"plev": ("plev",)}, {})
         only_z = Layout({"Z": _DIMENSIONS, "plev": ("plev",)}, {})

@@ -97,11 +97,8 @@ def _refuse_links_out(file: h5py.File, path: Path) -> None:
 
 
 def _plain(data: object) -> h5py.Dataset:
-    """A variable whose values lie in its own file and take bounded memory to unpack.
-
-    Raises:
-        InputError: they lie in another file, need a program of others to unpack, or come in chunks that are larger than is read.
-    """
+    """A variable whose values lie in its own file and take bounded memory to unpack. Raises ``InputError`` where they lie in another file,
+    need a program of others to unpack, or come in chunks that are larger than is read."""
     if not isinstance(data, h5py.Dataset):
         raise InputError("refused: it has no values")
     if data.is_virtual or data.external:
@@ -139,11 +136,8 @@ class NetcdfFiles:
     """
 
     def __init__(self, paths: Sequence[Path], layout: Layout) -> None:
-        """Look into the header of every file.
-
-        Raises:
-            InputError: a file is damaged, lacks a variable, or has other dimensions than the layout; the message names all three.
-        """
+        """Look into the header of every file. Raises ``InputError`` where a file is damaged, lacks a variable, or has other dimensions than
+        the layout; the message names all three."""
         self.paths = list(paths)
         self.layout = layout
         self.missing = 0
@@ -155,11 +149,8 @@ class NetcdfFiles:
         self.close()  # loader workers are forked from here, and must not share a file position with this process
 
     def read(self, number: int, variable: str, where: Index = ...) -> FloatArray:
-        """A slice of a variable of file ``number`` as float32, unpacked as CF conventions have it; missing values are NaN.
-
-        Raises:
-            InputError: the file ends before the slice does, is damaged, or has no numbers there.
-        """
+        """A slice of a variable of file ``number`` as float32, unpacked as CF conventions have it; missing values are NaN. Raises
+        ``InputError`` where the file ends before the slice does, is damaged, or has no numbers there."""
         file = self._file(number)
         try:
             stored = file.variable(variable)

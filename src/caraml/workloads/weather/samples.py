@@ -94,11 +94,8 @@ class Cached(torch.utils.data.Dataset[Sample]):
     """Another data set whose samples stay in memory after they are first read; loader workers share them."""
 
     def __init__(self, samples: Any, *, shared: bool) -> None:
-        """Reserve memory for every sample of ``samples``, whose tensors all have the shapes of the first.
-
-        Raises:
-            EnvironmentUnfitError: the machine's shared memory is too small for the set.
-        """
+        """Reserve memory for every sample of ``samples``, whose tensors all have the shapes of the first. Raises ``EnvironmentUnfitError``
+        where the machine's shared memory is too small for the set."""
         self._samples = samples
         first: Sample = samples[0]
         need = len(samples) * sum(tensor.nbytes for tensor in first)

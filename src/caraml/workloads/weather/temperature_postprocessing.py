@@ -69,11 +69,8 @@ class TemperatureSamples(WeatherSamples):
     application = "ap1"
 
     def __init__(self, folder: Path, patch: int = 256, split: Split = "train") -> None:
-        """Open ``folder/*.nc``; of several files the last is for validation.
-
-        Raises:
-            InputError: as :class:`NetcdfFiles`; a field is smaller than a patch; a predictor has another name or no normalisation.
-        """
+        """Open ``folder/*.nc``; of several files the last is for validation. Raises ``InputError`` as :class:`NetcdfFiles`; also for a
+        field smaller than a patch, and for a predictor of another name or without normalisation."""
         self.patch = patch
         self.files = NetcdfFiles(split_files(find_files(folder, "*.nc"), split), LAYOUT)
         scales = read_scales(folder / NORMALIZATION, (*PREDICTORS, *STATIC_PREDICTORS)).values()
