@@ -128,7 +128,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_909,
+    "analysis": 3_913,
     "base": 2_890,
     "campaign": 1_629,
     "cli": 1_621,
@@ -136,13 +136,13 @@ LINES = {
     "engine": 4_769,
     "launch": 1_797,
     "metrics": 996,
-    "power": 4_866,
+    "power": 4_849,
     "reference": 521,
-    "report": 4_876,
-    "results": 3_185,
+    "report": 4_863,
+    "results": 3_179,
     "suite": 2_725,
-    "system": 3_502,
-    "verify": 1_062,
+    "system": 3_500,
+    "verify": 1_060,
     "worker": 2_474,
     "workloads": 8_463,
 }

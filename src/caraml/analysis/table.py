@@ -163,15 +163,19 @@ def read_ranks(path: Path) -> RankSteps:
     return RankSteps([times for times, _ in found.values()], [waits for _, waits in found.values()])
 
 
+def power_readings(source: str, row: str = "0") -> str:
+    """SQL for the readings of power and energy in a table, with the number of each ``row``."""
+    return f"""SELECT {row} AS row, left(channel::VARCHAR, {CHANNEL_NAME}) AS channel, left(kind::VARCHAR, 100) AS kind,
+        (t_before + t_after) / 2 AS t, value::DOUBLE AS value FROM {source}
+        WHERE isfinite(value::DOUBLE) AND isfinite(t_before + t_after) AND kind IS DISTINCT FROM 'apparent_va'"""  # noqa: S608 -- names and numbers of ours; the path is a parameter
+
+
 def read_power(path: Path) -> list[Trace]:
     """Power over time of every channel, in watts; apparent power, in VA, is left out. Raises ``InputError`` for a broken file."""
-    readings = f"""SELECT {{1}} AS row, left(channel::VARCHAR, {CHANNEL_NAME}) AS channel, left(kind::VARCHAR, 100) AS kind,
-        (t_before + t_after) / 2 AS t, value::DOUBLE AS value FROM {{0}}
-        WHERE isfinite(value::DOUBLE) AND isfinite(t_before + t_after) AND kind IS DISTINCT FROM 'apparent_va'"""  # noqa: S608 -- a number of ours
     traces = []
     with database() as connection, reading(connection, path, _COLUMNS):
         numbered = table(connection, path, ROWS_SCANNED, numbered=True)
-        source, name = readings.format(numbered, "file_row_number" if path.suffix == ".parquet" else 0), [str(path)]
+        source, name = power_readings(numbered, "file_row_number" if path.suffix == ".parquet" else "0"), [str(path)]
         listed = f"SELECT channel, kind, count(*), min(row), max(row) FROM ({source}) GROUP BY ALL ORDER BY ALL LIMIT {CHANNELS + 1}"  # noqa: S608 -- names of ours; the path is a parameter
         found = connection.execute(listed, name).fetchall()
         if len(found) > CHANNELS:

@@ -45,6 +45,12 @@ def rate_text(line: ProgressLine) -> str:
     return f"{rate} ± {percent(line.relative, 2)}" if line.relative is not None else rate
 
 
+def _so_far(line: ProgressLine) -> list[str]:
+    """Rate, power and what remains, as far as a line says them."""
+    watts = human(line.watts, "W") if line.watts is not None else ""
+    return [rate_text(line), watts, f"{seconds_text(line.remaining)} left" if line.remaining is not None else ""]
+
+
 class LiveTable:
     """A row per point under way, and the last that ended: phase, rate so far, watts, remaining time. A watcher of a campaign, and a
     context manager."""
@@ -132,9 +138,7 @@ class LogLines:
         if line.phase == self._phase and now - self._last < _LOG_SECONDS:
             return
         self._phase, self._last = line.phase, now
-        parts = [line.phase, count(line.steps, "step") if line.steps else "", rate_text(line)]
-        parts += [human(line.watts, "W") if line.watts is not None else ""]
-        parts += [f"{seconds_text(line.remaining)} left" if line.remaining is not None else ""]
+        parts = [line.phase, count(line.steps, "step") if line.steps else "", *_so_far(line)]
         self._write(f"  {point.label}: {', '.join(part for part in parts if part)}")
 
     def finished(self, record: Record, reused: bool) -> None:
@@ -272,10 +276,7 @@ def _heading(listing: Listing) -> str:
 
 
 def _about(one: Standing) -> str:
-    parts = []
-    if one.line is not None:
-        parts += [one.line.phase, rate_text(one.line), human(one.line.watts, "W") if one.line.watts is not None else ""]
-        parts += [f"{seconds_text(one.line.remaining)} left"] if one.line.remaining is not None else []
+    parts = [one.line.phase, *_so_far(one.line)] if one.line is not None else []
     if one.handle is not None:
         parts.append(job_of(one.handle))
     if one.runner is not None and one.state in OPEN:

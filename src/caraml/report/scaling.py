@@ -58,11 +58,8 @@ def efficiencies(records: Sequence[Record]) -> tuple[list[ReportFigure], list[st
     for family in families:
         groups.setdefault(printable(f"{family.records[0].point.benchmark}, {family.kind} scaling"), []).append(family)
     figures, notes = first_figures([_efficiency(name, families) for name, families in groups.items()])
-    missing = left_out(records)
-    return figures, [
-        *notes,
-        *([f"{missing[0].upper()}{missing[1:]}."] if missing and len({record.point.world for record in records}) > 1 else []),
-    ]
+    missing = left_out(records) if len({record.point.world for record in records}) > 1 else ""
+    return figures, [*notes, *([f"{missing.capitalize()}."] if missing else [])]
 
 
 def _efficiency(name: str, families: Sequence[ScalingFamily]) -> ReportFigure:
@@ -169,7 +166,7 @@ def matrices(records: Sequence[Record]) -> list[ReportFigure]:
     """Figures of :data:`MATRICES`: ratio at the best number of devices to the smallest, by application and device."""
     solutions = solutions_of(records)
     missing = left_out(records, ("devices",))
-    note = f" {missing[0].upper()}{missing[1:]}." if missing else ""
+    note = f" {missing.capitalize()}." if missing else ""
     every, dark = {one.key for one in solutions}, {one.key for one in solutions if one.energy is None}
     without = f" Left out: {len(dark)} of {count(len(every), 'point')}, without a known energy." if dark else ""
     return [
@@ -238,16 +235,13 @@ def _history(series: Series, label: str) -> ReportFigure:
     levels = [{"x": times[index], "y": level / factor} for begin, end, level in series.levels() for index in (begin, end)]
     title = f"{series.metric.replace('_', ' ').capitalize()} over time: {label}"
     drawing = marks([points], Axis("", time=True), Axis(f"[{unit}]", zero=True), title, lines=False, path=levels)
-    changes = {
-        change.index: f"{100 * (change.ratio - 1):+.1f} %" + (", provisional" if change.provisional else "") for change in series.changes
-    }
+    changes = {one.index: f"{100 * (one.ratio - 1):+.1f} %{', provisional' if one.provisional else ''}" for one in series.changes}
     rows = [
         [day, str(record.attempt), text, changes.get(index, ""), printable(record.point.software)]
         for index, (record, day, text) in enumerate(zip(series.records, days, texts, strict=True))
     ]
-    note = "The dashed line is the level between changes. " + (
-        _change_text(series) or f"No change{f': {series.note}' if series.note else ''}."
-    )
+    told = _change_text(series) or f"No change{f': {series.note}' if series.note else ''}."
+    note = f"The dashed line is the level between changes. {told}"
     return ReportFigure(title, [drawing], [], "mark", ["date", "attempt", "value", "change of level", "software"], rows, note)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caraml.analysis.table import raw_files, slopes
+from caraml.analysis.table import power_readings, raw_files, slopes
 from caraml.base.chart import Axis, Line, Points, curves
 from caraml.base.errors import InputError
 from caraml.base.format import count, printable
@@ -55,10 +55,9 @@ def points_per_line(lines: int) -> int:
 
 def downsampling_note(lines: Sequence[Line], most: int) -> str:
     """What was drawn of the longest line, where not all of it was."""
-    longest = max(line.total for line in lines)
-    return f" Drawn from the lowest and highest value of {most // 2} bins; the longest series has {count(longest, 'value')}." * (
-        longest > most
-    )
+    if (longest := max(line.total for line in lines)) <= most:
+        return ""
+    return f" Drawn from the lowest and highest value of {most // 2} bins; the longest series has {count(longest, 'value')}."
 
 
 def distribution(values: Sequence[float]) -> Points:
@@ -211,7 +210,7 @@ def _span(
     for _, path in parts:
         try:
             with reading(connection, path):
-                asked = f"WITH {_readings(table(connection, path))} SELECT min(t), max(t) FROM readings"  # noqa: S608 -- as below
+                asked = f"SELECT min(t), max(t) FROM ({power_readings(table(connection, path))})"  # noqa: S608 -- as below
                 row = connection.execute(asked, [str(path)]).fetchone()
             ends += [end for end in row or () if end is not None]
         except InputError as error:
@@ -233,24 +232,17 @@ def _end_of(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
 
 
-def _readings(source: str) -> str:
-    """SQL for the readings of a table that are drawn."""
-    return f"""readings AS (SELECT left(channel::VARCHAR, {CHANNEL_NAME}) AS channel, left(kind::VARCHAR, 100) AS kind,
-                                 (t_before + t_after) / 2 AS t, value::DOUBLE AS value FROM {source}
-                          WHERE isfinite(value::DOUBLE) AND isfinite(t_before + t_after) AND kind IS DISTINCT FROM 'apparent_va')"""  # noqa: S608 -- names and numbers of ours; the path is a parameter
-
-
 def _query(source: str, bins: int, most: int) -> str:
     """SQL for the spans of the first ``most`` channels of a table, and of one more; begin, end and begin of all spans are parameters, or
     null for the table's own."""
     return f"""
-        WITH {_readings(source)},
+        WITH readings AS ({power_readings(source)}),
              span AS (SELECT coalesce(?::DOUBLE, min(t)) AS start,
                              greatest(coalesce(?::DOUBLE, max(t)) - coalesce(?::DOUBLE, min(t)), 1e-9) / {bins} AS length FROM readings)
         SELECT channel, kind, least(floor((t - start) / length), {bins - 1})::INT AS bin,
                min(value), max(value), max(t), arg_max(value, t), any_value(start), any_value(length)
         FROM readings, span GROUP BY channel, kind, bin ORDER BY channel, kind, bin LIMIT {(most + 1) * bins}
-    """  # noqa: S608 -- as above
+    """  # noqa: S608 -- names and numbers of ours; the path is a parameter
 
 
 def power_figure(record: Record, label: str, trace: PowerTrace) -> ReportFigure | None:

@@ -162,8 +162,7 @@ class Store:
         name = point.folder_name
         while True:
             number = max(attempts(self.points / name), default=0) + 1
-            folder = self.claim_attempt(point, name, number)
-            if folder is not None:
+            if (folder := self.claim_attempt(point, name, number)) is not None:
                 return folder
 
     def claim_attempt(self, point: Point, name: str, number: int, files: Callable[[Path], Mapping[str, str]] | None = None) -> Path | None:
@@ -211,9 +210,9 @@ class Store:
             number = 1 + max((one.round for one in self.rounds(listing.name)), default=0)
             names = self.names()
             highest = {key: max(attempts(self.points / names[key]), default=0) for key, _ in listing.points if key in names}
-            before = {key: number for key, number in highest.items() if number}
             again = anew and listing.launcher != "import"  # rows of a table that are known belong to this round, too
-            listing = listing.model_copy(update={"round": number, "again": again, "before": before})
+            begun = {"round": number, "again": again, "before": {key: most for key, most in highest.items() if most}}
+            listing = listing.model_copy(update=begun)
         write_file(path, listing.sealed().to_json())
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -325,18 +324,13 @@ def _not_ours(root: Path, place: str, who: str) -> InputError:
 
 def latest_in(folder: Path) -> Record | None:
     """The newest whole record in a point's folder, or ``None``."""
-    return next(map(read_record, _records_in(folder)), None)
-
-
-def _records_in(folder: Path) -> Iterator[Path]:
-    """The files of the whole records in a point's folder, the newest first."""
-    return (folder / str(number) / RECORD for number in recorded(folder))
+    return next((read_record(folder / str(number) / RECORD) for number in recorded(folder)), None)
 
 
 def _readable_in(folder: Path) -> Iterator[Record]:
-    for path in _records_in(folder):
+    for number in recorded(folder):
         with suppress(InputError, OSError):
-            yield read_record(path)
+            yield read_record(folder / str(number) / RECORD)
 
 
 def write_record(folder: Path, record: Record) -> None:

@@ -70,6 +70,11 @@ def clean(text: str) -> str:
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "", text).strip()
 
 
+def opens(node: Path) -> bool:
+    """Whether this process may use a device file."""
+    return os.access(node, os.R_OK | os.W_OK)
+
+
 def read_int(path: Path) -> int | None:
     """The integer in a small file; ``None`` if there is none."""
     text = read(path)

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from caraml.power.model import SOME, Boundary, Channel, Kind, Reading
 from caraml.power.source import AskedSensors, SourceUnavailable
-from caraml.system.files import APUS, ROCM, Masks, is_processor_graphics, listing, partition_of, read, rocm_devices
+from caraml.system.files import APUS, ROCM, Masks, is_processor_graphics, listing, opens, partition_of, read, rocm_devices
 
 MICRO = 1e-6
 """The kernel counts power and energy in µW and µJ."""
@@ -123,7 +123,7 @@ class _DrmSource(FileSource):
         devices = {pci: hwmon.parents[1] for pci, hwmon in cards.items()}
         nodes = {pci: self.render_nodes(device) for pci, device in devices.items()}
         # As where a job has some of the node's cards.
-        closed = {pci: f"{pci}: {files[0]} does not open" for pci, files in nodes.items() if files and not any(map(_opens, files))}
+        closed = {pci: f"{pci}: {files[0]} does not open" for pci, files in nodes.items() if files and not any(map(opens, files))}
         present = {name: pci for pci in self.ordered(cards) if pci not in closed for name in self.counted(pci, devices[pci], nodes[pci])}
         aliases = {name: [pci, *self.aliases(devices[pci])] for name, pci in present.items()}
         if closed and not present and self.devices is None:
@@ -184,10 +184,6 @@ class _DrmSource(FileSource):
         return f"no card of the drivers {', '.join(self.drivers)} with a power sensor below {self.root}"
 
 
-def _opens(node: Path) -> bool:
-    return os.access(node, os.R_OK | os.W_OK)
-
-
 DUAL_DIE = {"0x7408": "MI250X", "0x740c": "MI250"}
 """AMD's packages of which each die is a device: PCI number and name. The kernel tells the one, AMD's library the other."""
 
@@ -206,7 +202,7 @@ class AmdGpuSource(_DrmSource):
 
     def counted(self, pci: str, device: Path, nodes: Sequence[Path]) -> list[str]:
         parts = self._parts(device)
-        return [f"{pci}/{n}" for n in range(sum(map(_opens, nodes)))] if parts else [pci]
+        return [f"{pci}/{n}" for n in range(sum(map(opens, nodes)))] if parts else [pci]
 
     def _parts(self, device: Path) -> list[dict[str, int]]:
         """What the compute driver says of the parts of a card that is divided; none of a whole one, or where it tells nothing."""

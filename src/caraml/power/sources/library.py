@@ -10,7 +10,6 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -79,7 +78,6 @@ class NvmlSource(_Library):
     end = "nvmlShutdown"
 
     def open(self) -> None:
-        """Load the library, find the GPUs and probe once what each of them can tell."""
         self.expect_driver("NVIDIA", Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
         try:
             nvml = importlib.import_module("pynvml")
@@ -132,7 +130,6 @@ class NvmlSource(_Library):
         flags = ("mig_parent", "shared_device") if slices else ()
 
         def channel(kind: Kind, boundary: Boundary, **known: Any) -> Channel:
-            own = (*flags, "module_scope") if boundary == "module" else flags
             return Channel(
                 id=f"nvml:{uuid}:{boundary}:{kind}",
                 source=self.name,
@@ -146,7 +143,7 @@ class NvmlSource(_Library):
                 # The limit governs an average; short peaks go beyond it.
                 max_power_w=2 * limit if limit else None,
                 parent=f"{uuid}:module" if superchip and boundary == "device" else None,
-                flags=own,
+                flags=(*flags, "module_scope") if boundary == "module" else flags,
                 users=slices,
                 **known,
             )
@@ -159,22 +156,17 @@ class NvmlSource(_Library):
             self.try_to_add(channel("energy", module), lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) * MILLI)
         scopes: list[tuple[int, Boundary]] = [(SCOPE_GPU, "device"), *([(SCOPE_MODULE, module)] if superchip else [])]
         for scope, boundary in scopes:
-            instant = self.try_to_add(channel("power_instant", boundary, duty=duty), self._field(handle, FIELD_INSTANT, scope))
-            if not instant:
+            if not self.try_to_add(channel("power_instant", boundary, duty=duty), partial(self._field, handle, FIELD_INSTANT, scope)):
                 mean = channel("power_mean", boundary, mean_window_s=NVML_MEAN_WINDOW_S)
-                if not self.try_to_add(mean, self._field(handle, FIELD_AVERAGE, scope)) and not superchip:
+                if not self.try_to_add(mean, partial(self._field, handle, FIELD_AVERAGE, scope)) and not superchip:
                     self.try_to_add(mean, lambda: nvml.nvmlDeviceGetPowerUsage(handle) * MILLI)
 
-    def _field(self, handle: Any, field: int, scope: int) -> Callable[[], float]:
-        """A question for one field value in W; the error code of the item is checked."""
-
-        def ask() -> float:
-            item = self.library.nvmlDeviceGetFieldValues(handle, [(field, scope)])[0]
-            if item.nvmlReturn != 0:
-                raise SensorError(f"field {field} scope {scope}: NVML error {item.nvmlReturn}")
-            return float(item.value.uiVal) * MILLI
-
-        return ask
+    def _field(self, handle: Any, field: int, scope: int) -> float:
+        """The value of a field [W]."""
+        item = self.library.nvmlDeviceGetFieldValues(handle, [(field, scope)])[0]
+        if item.nvmlReturn != 0:
+            raise SensorError(f"field {field} scope {scope}: NVML error {item.nvmlReturn}")
+        return float(item.value.uiVal) * MILLI
 
 
 @dataclass(slots=True)
@@ -201,7 +193,6 @@ class AmdSmiSource(_Library):
     end = "amdsmi_shut_down"
 
     def open(self) -> None:
-        """Load the library, find the packages and probe once what each can tell."""
         self.expect_driver("AMD compute", Path("/dev/kfd"))
         # The library prints advice on import, which would land in the middle of a user's output. Sources open at the same time, in threads
         # of one process: were another one's output held back as well, the two could put it back in the wrong order.
@@ -225,8 +216,7 @@ class AmdSmiSource(_Library):
         name = self.or_none(lambda: str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"])) or "AMD GPU"
         info = self.or_none(lambda: smi.amdsmi_get_gpu_enumeration_info(handle)) or {}
         number = info.get("hip_id")
-        aliases = [pci, uuid, str(info.get("hip_uuid", uuid))]
-        return _Die(handle, uuid, pci, name, number if isinstance(number, int) else position, aliases)
+        return _Die(handle, uuid, pci, name, number if isinstance(number, int) else position, [pci, uuid, str(info.get("hip_uuid", uuid))])
 
     def _packages(self, dies: list[_Die]) -> list[_Die]:
         """One die for every package of which a visible device is part."""
@@ -332,11 +322,9 @@ class GaudiSource(_Library):
         hlml = _load("pyhlml", "pip install pyhlml")
         hlml.hlmlInit()
         self.library, self.failures = hlml, (hlml.HLMLError, TypeError, SensorError)
-        found: dict[str, Any] = {}
-        for index in range(hlml.hlmlDeviceGetCount()):
-            handle = hlml.hlmlDeviceGetHandleByIndex(index)
-            uuid = hlml.hlmlDeviceGetUUID(handle)
-            found[uuid.decode() if isinstance(uuid, bytes) else str(uuid)] = handle
+        handles = [hlml.hlmlDeviceGetHandleByIndex(index) for index in range(hlml.hlmlDeviceGetCount())]
+        uuids = map(hlml.hlmlDeviceGetUUID, handles)
+        found = {uuid.decode() if isinstance(uuid, bytes) else str(uuid): handle for uuid, handle in zip(uuids, handles, strict=True)}
         for uuid in select(list(found), {}, self.devices, GAUDI, self.name):
             self.add(_channel(self.name, uuid, "Gaudi", MILLI), partial(self._watts, found[uuid]))
         if not self.listed:
@@ -389,8 +377,7 @@ class AscendSource(SensorGroup):
         try:
             found = _chips()
         except self.failures as error:
-            fix = "be root or in the group HwHiAiUser"
-            raise SourceUnavailable(f"{' '.join(NPU_SMI)} fails: {error}", fix, kind="unreadable") from error
+            raise SourceUnavailable(f"{' '.join(NPU_SMI)} fails: {error}", "be root or in the group HwHiAiUser", "unreadable") from error
         chosen = select(list(found), {}, self.devices, ASCEND)
         if not any(isinstance(found[address][1], float) for address in chosen):
             raise SourceUnavailable("no Ascend chip that is visible to this process tells its power")

@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from caraml.system.files import APUS, ROCM, fields, is_processor_graphics, listing, partition_of, read, read_int, rocm_devices
+from caraml.system.files import APUS, ROCM, fields, is_processor_graphics, listing, opens, partition_of, read, read_int, rocm_devices
 from caraml.system.model import DeviceKind, DeviceModel, DType
 
 GROUP = "torch.backends"
@@ -99,10 +99,6 @@ def _pci_address(folder: Path) -> str | None:
     return found[1] if found else None
 
 
-def _usable(node: Path) -> bool:
-    return os.access(node, os.R_OK | os.W_OK)
-
-
 def _loaded(root: Path, *names: str) -> str | None:
     """The first of these files that is there, by which a driver is known to be loaded."""
     return next((f"/{name}" for name in names if (root / name).exists()), None)
@@ -118,7 +114,7 @@ def _pci_devices(root: Path, pattern: str, vendor: str, node: Callable[[Path], P
         if read(folder / "vendor") != vendor:
             continue
         file = node(folder)
-        if file is None or not _usable(file):
+        if file is None or not opens(file):
             closed.append(f"/{(folder if file is None else file).relative_to(root)}")
             continue
         number, address = read(folder / "device"), _pci_address(folder)
@@ -132,7 +128,7 @@ def nvidia_gpus(root: Path) -> Shown:
     for path in listing(root / "proc/driver/nvidia/gpus", "*/information"):
         info = fields(read(path))
         node = root / f"dev/nvidia{info.get('Device Minor', '')}"
-        if info.get("Model") and _usable(node):
+        if info.get("Model") and opens(node):
             bus = info.get("Bus Location")
             devices.append(DeviceModel(model=info["Model"], kind="cuda", uuid=info.get("GPU UUID"), pci_bus_id=bus))
         elif info.get("Model"):
@@ -145,7 +141,7 @@ def amd_gpus(root: Path) -> Shown:
     """The AMD GPUs as ROCm counts them (on dual-die packages every die, of a divided GPU every partition) that amdgpu shows, in the order
     of PCI addresses; none without the driver's compute interface, because AMD graphics cannot be computed on without it."""
     loaded = _loaded(root, "dev/kfd")
-    if loaded and not _usable(root / "dev/kfd"):
+    if loaded and not opens(root / "dev/kfd"):
         return Shown(closed=(loaded,), loaded=loaded)
     folders = [card / "device" for card in listing(root / "sys/class/drm", "card[0-9]*") if "-" not in card.name] if loaded else []
     amd = [folder for folder in folders if read(folder / "vendor") == "0x1002" and _computes(folder)]
@@ -156,8 +152,8 @@ def amd_gpus(root: Path) -> Shown:
         nodes = [root / "dev/dri" / path.name for path in listing(folder / "drm", "renderD[0-9]*")]
         if partition_of(folder) and "drm_render_minor" in parts[0]:
             nodes = [root / f"dev/dri/renderD{part['drm_render_minor']}" for part in parts]
-            parts = [part for part, node in zip(parts, nodes, strict=True) if _usable(node)]
-        if nodes and not any(map(_usable, nodes)):  # as where a job has some of the node's cards
+            parts = [part for part, node in zip(parts, nodes, strict=True) if opens(node)]
+        if nodes and not any(map(opens, nodes)):  # as where a job has some of the node's cards
             closed.append(f"/dev/dri/{nodes[0].name}")
         else:
             opened += [_amd_gpu(len(opened) + i, folder, part) for i, part in enumerate(parts if partition_of(folder) else parts[:1])]
@@ -200,8 +196,6 @@ _OF_THE_PROCESSOR = "0000:00:02.0"
 
 
 def _intel_gpus(root: Path) -> Shown:
-    """What the i915 and xe drivers show, graphics inside of processors among it."""
-
     def node(folder: Path) -> Path | None:
         return next((root / "dev/dri" / path.name for path in listing(folder / "drm", "renderD[0-9]*")), None)
 
@@ -211,7 +205,6 @@ def _intel_gpus(root: Path) -> Shown:
 
 
 def _gaudi(root: Path) -> Shown:
-    """What the habanalabs driver shows."""
     shown = _pci_devices(root, "accel/accel[0-9]*", "0x1da3", lambda of: root / "dev/accel" / of.parent.name, "Intel Gaudi", kind="hpu")
     return replace(shown, loaded=_loaded(root, "sys/module/habanalabs"))
 
@@ -219,8 +212,8 @@ def _gaudi(root: Path) -> Shown:
 def _ascend(root: Path) -> Shown:
     """What the davinci driver shows: device files, and nothing of what stands behind them."""
     files = [path for path in listing(root / "dev", "davinci[0-9]*") if path.name[7:].isdigit()]
-    devices = tuple(DeviceModel(model="Huawei Ascend", kind="npu", index=int(path.name[7:])) for path in files if _usable(path))
-    return Shown(devices, tuple(f"/dev/{path.name}" for path in files if not _usable(path)), _loaded(root, "dev/davinci_manager"))
+    devices = tuple(DeviceModel(model="Huawei Ascend", kind="npu", index=int(path.name[7:])) for path in files if opens(path))
+    return Shown(devices, tuple(f"/dev/{path.name}" for path in files if not opens(path)), _loaded(root, "dev/davinci_manager"))
 
 
 def _apple_gpu(root: Path) -> Shown:
