@@ -30,7 +30,12 @@ SYSTEMS = {
     "e4-amd": "",
 }
 
-AS_MB = "printed as GB/s; data set size over epoch time gives MB/s"
+AS_MB = "printed as GB/s; data set size over epoch time gives MB/s, of 2^20 bytes"
+OF_2_20 = "MB of 2^20 bytes: 512 samples of five inputs in fp32 are 8.33"
+OF_2_30 = "GB of 2^30 bytes: the printed size of the data over the epoch, and that of the data without input is in these"
+HALF = "an epoch is 4000 steps of 32 samples, half of the data: rate x epoch is 2080 of 4091 MB"
+HALF_RUNS = {(27, 6), (28, 5), (30, 6), (31, 6)}
+"""Table and column of what has these epochs: AP3 without input, batch 32 on one device."""
 SWAPPED = "batch sizes of columns 5 and 6 are swapped as printed: steps x batch over best epoch, and the other tables, fit the exchange"
 COPIED_T18 = "row identical to the integrated energy of Table 18"
 COPIED_T19 = "row identical to that of Table 19"
@@ -282,7 +287,13 @@ def _reading(table: Table, label: str, column: int) -> tuple[str, str, str, list
     means, notes = MEANT.get(metric, unit), [CELLS[table.number, metric, column]] if (table.number, metric, column) in CELLS else []
     match table.number, metric:
         case ((27 | 28 | 29 | 30 | 31), "input_bandwidth"):
-            means, notes = "MB/s", [*notes, AS_MB]
+            means, notes = "MiB/s", [*notes, AS_MB]
+        case ((27 | 28 | 29 | 30 | 31), "effective_batch_bytes"):
+            means, notes = "MiB", [*notes, OF_2_20]
+        case ((6 | 7 | 8 | 9 | 10 | 11), "input_bandwidth"):
+            means, notes = "GiB/s", [*notes, OF_2_30]
+        case ((27 | 28 | 30 | 31), ("training_time" | "epoch_time_min" | "device_energy")) if (table.number, column) in HALF_RUNS:
+            notes = [*notes, HALF]
         case ((42 | 43), ("epoch_time_mean" | "epoch_time_first")):
             unit, means, notes = "ms", "ms", [*notes, EPOCH_MS]
         case ((32 | 33 | 34), "training_time") if label.endswith("[s]"):

@@ -32,7 +32,10 @@ DEVICES = SYSTEMS | {
 
 
 def rows(source: str, text: str, lines: str) -> Iterator[list[str]]:
-    """Rows of a source's stated numbers. Raises ``ValueError`` for a number that does not stand behind its anchor."""
+    """Rows of a source's stated numbers. Raises ``ValueError`` for a number that does not stand behind its anchor.
+
+    Among the keys, ``run`` is the run, and ``means`` the unit that is meant where another is printed.
+    """
     anchor = table = ""
     for line in filter(str.strip, lines.splitlines()):
         if line.startswith("@"):
@@ -44,25 +47,25 @@ def rows(source: str, text: str, lines: str) -> Iterator[list[str]]:
         printed = printed.replace("_", " ")
         check_stated(text, anchor, printed)
         parameters = {key: number(value) for key, value in (pair.split("=") for pair in more.split())}
-        run = int(parameters.pop("run", 0))
+        run, means = int(parameters.pop("run", 0)), parameters.pop("means", None)
         row = Row(
             *(source, table, run, system, DEVICES.get(system, "")),
             *(int(devices) if devices else None, int(nodes) if nodes else None),
             *(AP[int(workload[2:])] if workload.startswith("ap") else workload, mode, {"name": name, **parameters}, note),
         )
-        yield row.number(metric, printed, unit)
+        yield row.number(metric, printed, unit, means=None if means is None else str(means))
 
 
 MAELSTROM = """
 @ batch normalization was added in each level @ details AP1
 @ Firstly we tested the performance @ details AP1
-training-data | - - - ap1 train | dataset_size 329.83 GB
+training-data | - - - ap1 train | dataset_size 329.83 GB | means=GiB | GB of 2^30 bytes, as those without input
 samples | - - - ap1 train | samples_per_epoch 89208 -
 batch | - - - ap1 train | batch_size 32 -
 parameters | - - - ap1 train | model_parameters 1314019 -
 epochs | - - - ap1 train | epochs 3 -
 @ Secondly we tested the performance @ details AP1
-non-io-data | - - - ap1 compute | dataset_size 34.00 GB
+non-io-data | - - - ap1 compute | dataset_size 34.00 GB | means=GiB | GB of 2^30 bytes: 8,192 samples of 256 x 256 x 17 in fp32
 non-io-samples | - - - ap1 compute | samples_per_epoch 8,192 -
 non-io-epochs | - - - ap1 compute | epochs 10 -
 @ ## 4.3 AP 2 @ details AP2

@@ -13,6 +13,7 @@ from caraml.base.errors import InputError
 from caraml.metrics.model import METRICS
 from caraml.reference import FIELDS, SOURCES, load, parse, paths, select
 from caraml.workloads import WORKLOADS
+from caraml.workloads.weather import radiation_emulation, temperature_postprocessing
 
 OTHER_WORKLOADS = {"image_compression", "question_answering", ""}
 
@@ -39,11 +40,14 @@ def test_units_of_wrong_or_unknown_metrics_do_not_fit() -> None:
 
 def test_values_are_the_printed_digits_in_our_unit() -> None:
     factors = {"Wh": 3600, "MJs": 1e6, "GB": 1e9, "MB/s": 1e6, "s": 1, "W": 1, "images/s": 1, "%": 0.01}
+    binary = {"temperature_postprocessing": {"GB": 2**30, "GB/s": 2**30}, "radiation_emulation": {"MB": 2**20}}
     compared = 0
     for row in load():
         if row.printed_unit in factors and row.value is not None and row.metric != "node_apparent_energy":
             printed = float(row.printed.replace(",", "").replace(" ", ""))
-            assert row.value == pytest.approx(printed * factors[row.printed_unit], rel=1e-12), row
+            of_data = row.metric in ("input_bandwidth", "dataset_size", "effective_batch_bytes")
+            meant = (factors | binary.get(row.workload, {})) if of_data else factors
+            assert row.value == pytest.approx(printed * meant[row.printed_unit], rel=1e-12), row
             assert span_of(row).low <= row.value <= span_of(row).high
             compared += 1
     assert compared > 2500
@@ -54,9 +58,12 @@ def test_values_are_the_printed_digits_in_our_unit() -> None:
     [
         ("18", 4, "runtime", 11991.1, "1199.11"),
         ("21", 9, "training_time", 16429.56, "1429.56"),
-        ("27", 1, "input_bandwidth", 374.41e6, "MB/s"),
+        ("27", 1, "input_bandwidth", 374.41 * 2**20, "MB/s, of 2^20 bytes"),
         ("28", 2, "epoch_time_min", 9.15, "point in front"),
-        ("28", 5, "input_bandwidth", 48.76e6, "swapped"),
+        ("28", 5, "input_bandwidth", 48.76 * 2**20, "swapped"),
+        ("27", 6, "device_energy", 18.97 * 3600, "half of the data"),
+        ("28", 5, "training_time", 179.98, "half of the data"),
+        ("6", 1, "input_bandwidth", 2.64 * 2**30, "2^30"),
         ("20", 9, "runtime_per_batch", 0.3, "0.03"),
         ("9", 1, "runtime_per_batch", 0.05, "the runtime over the batches of all devices"),
         ("35", 1, "runtime", 3550.2, "caption says AP1"),
@@ -72,6 +79,23 @@ def test_printing_errors_are_kept_and_annotated(table: str, run: int, metric: st
     (row,) = [row for row in select(source="maelstrom", table=table, metric=metric) if row.run == run]
     assert row.value == pytest.approx(value, rel=1e-12)
     assert note in row.note
+
+
+def test_data_of_runs_without_input_are_the_bytes_that_our_workloads_count() -> None:
+    """What the report calls MB and GB there are 2^20 and 2^30 bytes."""
+    (batch,) = [row for row in select(source="maelstrom", table="27", metric="effective_batch_bytes") if row.run == 1]
+    assert batch.value == pytest.approx(512 * radiation_emulation.INPUT_BYTES, rel=0.0006)
+    (data,) = [row for row in load() if row.parameters.get("name") == "non-io-data" and row.workload == "temperature_postprocessing"]
+    assert data.value == pytest.approx(8192 * 4 * temperature_postprocessing.FIELDS * 256**2, rel=0.0001)
+    whole, runs = radiation_emulation.SAMPLES_WITHOUT_FILES * radiation_emulation.INPUT_BYTES, 0
+    for table in ("27", "28", "30", "31"):
+        rates = {row.run: row for row in select(source="maelstrom", table=table, metric="input_bandwidth")}
+        for epoch in select(source="maelstrom", table=table, metric="epoch_time_min"):
+            share = 0.51 if "half of the data" in epoch.note else 1
+            assert epoch.value and rates[epoch.run].value
+            assert (rates[epoch.run].value or 0) * epoch.value == pytest.approx(share * whole, rel=0.03), epoch
+            runs += 1
+    assert runs == 42
 
 
 def test_sequences_of_the_ipu_are_not_called_tokens() -> None:

@@ -114,6 +114,18 @@ def test_batches_of_the_vendor_s_program_are_one_line() -> None:
     assert len([row for row in drawn.rows if row[0].startswith("yours") and row[1] == "rate [sequences/s]"]) == 9
 
 
+def test_formulas_of_own_results_give_the_published_numbers_from_the_published_inputs() -> None:
+    """Four batches on four IPUs, of which each took the printed energy of an epoch."""
+    figure = FIGURES["caraml IPU NLP"]
+    for one in experiments(figure):
+        batch, devices, joules = one.fields["batch"], one.fields["devices"], 4 * one.fields["epoch_energy_per_device"]
+        tokens = 4 * batch * 1024
+        metrics = {"throughput": one.fields["throughput"] * 1024, "energy_per_item": joules / tokens}
+        mine = Experiment(metrics | {"items_per_watt_hour": tokens * 3600 / joules, "global_batch": batch, "devices": devices})
+        for panel in figure.panels:
+            assert mine.number(panel.own[""]) == pytest.approx(one.number(panel.values[""]), rel=0.002), (batch, panel.axis)
+
+
 def test_the_middle_of_a_printed_range_is_called_that() -> None:
     """Section 4.7.2 has the ends only: 4220 and 4260 s on GH200, 20807 and 21018 s on A2."""
     figure = FIGURES["maelstrom Figures 4 to 6"]
@@ -192,7 +204,7 @@ def test_other_workloads_and_points_without_a_result_draw_nothing() -> None:
 
 def test_a_zero_has_no_place_on_a_logarithmic_axis() -> None:
     """It moved the lower end up, and smaller published numbers onto it."""
-    rates = {32: 0.0, 64: 1e8}
+    rates = {32: 0.0, 64: 100.0 * 2**20}
     records = [own({"input_bandwidth": (rate, "B/s")}, mode="compute", global_batch=b, micro_batch=b) for b, rate in rates.items()]
     figure = only(records, "Figure 46")
     assert [row[2] for row in figure.rows if row[0].startswith("yours")] == ["0", "100"]
