@@ -39,7 +39,7 @@ from caraml.system.model import CATALOG as SYSTEMS
 from caraml.workloads import params_of
 from caraml.workloads.gpt.documents import read_documents
 from caraml.workloads.gpt.text import PreparedText, prepare_text
-from caraml.workloads.gpt.tokens import bin_path, idx_path
+from caraml.workloads.gpt.tokens import corpus_file
 from caraml.workloads.pretrained import load_tokenizer
 from caraml.workloads.question_answering.data import generate_squad, read_squad
 from tests.conftest import MakePoint
@@ -133,7 +133,7 @@ def test_damaged_corpora(tmp_path: Path, part: str) -> None:
     source.write_text("to be or not to be " * 50)
     prefix = tmp_path / "corpus"
     prepare_text([source], prefix, vocab_size=300)
-    path = {".bin": bin_path, ".idx": idx_path, ".json": lambda stem: stem.with_name(stem.name + ".json")}[part](prefix)
+    path = corpus_file(prefix, part)
     content = path.read_bytes()
 
     @FUZZ

@@ -28,7 +28,7 @@ from caraml.base.files import replacing, write_at, write_file
 from caraml.base.format import count
 from caraml.data.store import Tell, begin, finish, grow, make_parent, marks_beside, prepared_once
 from caraml.workloads.gpt.documents import read_documents, text_files
-from caraml.workloads.gpt.tokens import IndexedTokens, IndexedTokensWriter, bin_path, idx_path, write_index
+from caraml.workloads.gpt.tokens import IndexedTokens, IndexedTokensWriter, corpus_file, write_index
 from caraml.workloads.pretrained import load_tokenizer, read_table
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class PreparedText:
     @classmethod
     def read(cls, prefix: Path) -> PreparedText:
         """The corpus at ``prefix``, from its ``.json``. Raises ``InputError`` if that is not what :func:`prepare_text` writes."""
-        path = meta_path(prefix)
+        path = corpus_file(prefix, ".json")
         hint = "prepare the text with `caraml data prepare text`"
         meta = read_table(path)
         if meta.get("schema") != META_SCHEMA:
@@ -79,7 +79,7 @@ class PreparedText:
                 raise InputError(f"{path}: {field}: found {found!r}; expected a number", hint)
         if not isinstance(meta.get("provenance"), dict):
             raise InputError(f"{path}: provenance: found {meta.get('provenance')!r}; expected a table", hint)
-        return cls(prefix=prefix, tokenizer=tokenizer_path(prefix), provenance=meta["provenance"], **counts)
+        return cls(prefix=prefix, tokenizer=corpus_file(prefix, ".tokenizer.json"), provenance=meta["provenance"], **counts)
 
 
 def prepare_text(
@@ -125,8 +125,8 @@ def prepare_text(
             if full:
                 raise InputError(f"--tokens: found {most_tokens}, the first document has more", "a higher number")
             raise InputError(f"{', '.join(map(str, inputs))}: found no text in {count(len(files), 'file')}")
-        idx_path(out).unlink(missing_ok=True)  # from here on, an older corpus of this name is no longer whole
-        write_file(tokenizer_path(out), serialised)
+        corpus_file(out, ".idx").unlink(missing_ok=True)  # from here on, an older corpus of this name is no longer whole
+        write_file(corpus_file(out, ".tokenizer.json"), serialised)
         most = {"most_documents": most_documents, "most_tokens": most_tokens}
         provenance = {
             "inputs": [str(path) for path in inputs[:_LISTED_INPUTS]],
@@ -140,7 +140,7 @@ def prepare_text(
             "tokenizer_sha256": hashlib.sha256(serialised.encode()).hexdigest(),
         }
         counts = {"documents": writer.document_count, "tokens": writer.token_count, "vocab_size": size, "end_of_text": end_of_text}
-        write_file(meta_path(out), json.dumps({"schema": META_SCHEMA, **counts, "provenance": provenance}, indent=2) + "\n")
+        write_file(corpus_file(out, ".json"), json.dumps({"schema": META_SCHEMA, **counts, "provenance": provenance}, indent=2) + "\n")
     return PreparedText.read(out)
 
 
@@ -269,16 +269,6 @@ def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def meta_path(prefix: Path) -> Path:
-    """The facts of the corpus ``prefix``."""
-    return prefix.with_name(prefix.name + ".json")
-
-
-def tokenizer_path(prefix: Path) -> Path:
-    """The tokenizer of the corpus ``prefix``."""
-    return prefix.with_name(prefix.name + ".tokenizer.json")
-
-
 _PART = 2**21
 """Tokens that one process writes before it notes that they are done: 4 MB, or 8 MB of a large vocabulary."""
 _LOOKALIKE_VERSION = 1
@@ -303,7 +293,7 @@ def grow_text(  # noqa: PLR0917 -- as prepare_text, with a size and somebody to 
         InputError: as :func:`prepare_text` and :func:`~caraml.data.store.begin`.
         EnvironmentUnfitError: the disk has no room for all of it.
     """
-    marks, tokens = marks_beside(out), bin_path(out)
+    marks, tokens = marks_beside(out), corpus_file(out, ".bin")
     plan = {
         **{"kind": "text", "inputs": [str(path) for path in inputs], "gigabytes": gigabytes, "version": _LOOKALIKE_VERSION},
         **{"tokenizer": str(tokenizer) if tokenizer else None, "vocab_size": vocab_size, "text_key": text_key},
@@ -311,18 +301,18 @@ def grow_text(  # noqa: PLR0917 -- as prepare_text, with a size and somebody to 
     begin(tokens, marks, plan)
     if not inputs:
         base = default_text_corpus(vocab_size)
-    elif idx_path(marks / "base").exists():
+    elif corpus_file(marks / "base", ".idx").exists():
         base = PreparedText.read(marks / "base")
     else:
         base = prepare_text(inputs, marks / "base", tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key)
     sizes = grow(marks, gigabytes, partial(_write_part, base.prefix, tokens, base.end_of_text), tell)
     corpus = IndexedTokens(base.prefix)
     lengths = np.concatenate([_drawn(corpus, number)[1] for number in range(len(sizes))])
-    write_file(tokenizer_path(out), base.tokenizer.read_text(encoding="utf-8"))
+    write_file(corpus_file(out, ".tokenizer.json"), base.tokenizer.read_text(encoding="utf-8"))
     provenance = {**base.provenance, "lookalike": plan, "bytes": sum(sizes)}
     counts = {"documents": len(lengths), "tokens": int(lengths.sum()), "vocab_size": base.vocab_size, "end_of_text": base.end_of_text}
-    write_file(meta_path(out), json.dumps({"schema": META_SCHEMA, **counts, "provenance": provenance}, indent=2) + "\n")
-    with replacing(idx_path(out)) as file:
+    write_file(corpus_file(out, ".json"), json.dumps({"schema": META_SCHEMA, **counts, "provenance": provenance}, indent=2) + "\n")
+    with replacing(corpus_file(out, ".idx")) as file:
         write_index(file, lengths, corpus.index.dtype)
     finish(marks)
     return PreparedText.read(out)

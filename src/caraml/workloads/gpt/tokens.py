@@ -57,14 +57,9 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
     return DTYPE_CODES[8] if vocab_size < _LARGEST_UINT16_VOCABULARY else DTYPE_CODES[4]
 
 
-def bin_path(prefix: Path) -> Path:
-    """The token file of the corpus ``prefix``. A prefix may have dots, so nothing of it is taken for a suffix."""
-    return prefix.with_name(prefix.name + ".bin")
-
-
-def idx_path(prefix: Path) -> Path:
-    """The index file of the corpus ``prefix``."""
-    return prefix.with_name(prefix.name + ".idx")
+def corpus_file(prefix: Path, ending: str) -> Path:
+    """A file of a corpus. Its prefix may have dots, so nothing of that is taken for a suffix."""
+    return prefix.with_name(prefix.name + ending)
 
 
 @dataclass(frozen=True)
@@ -167,10 +162,10 @@ class IndexedTokens:
         the other."""
         self.prefix = Path(prefix)
         refuse_unfinished(marks_beside(self.prefix), self.prefix)
-        path = bin_path(self.prefix)
-        self.index = read_index(idx_path(self.prefix))
+        path = corpus_file(self.prefix, ".bin")
+        self.index = read_index(corpus_file(self.prefix, ".idx"))
         if self.index.dtype.kind == "f":
-            _expect(idx_path(self.prefix), "token type", self.index.dtype, False, "an integer type")
+            _expect(corpus_file(self.prefix, ".idx"), "token type", self.index.dtype, False, "an integer type")
         try:
             size = path.stat().st_size
         except OSError as error:
@@ -219,11 +214,11 @@ class IndexedTokensWriter:
     def at(cls, prefix: Path, vocab_size: int) -> Iterator[IndexedTokensWriter]:
         """A writer of the corpus ``prefix``. Its index appears under its name last, when everything else is on the disk; leaving by an
         exception removes what was written."""
-        with replacing(idx_path(prefix)) as idx, replacing(bin_path(prefix)) as tokens:  # the tokens are left first
+        with replacing(corpus_file(prefix, ".idx")) as idx, replacing(corpus_file(prefix, ".bin")) as tokens:  # the tokens are left first
             writer = cls(tokens, vocab_size)
             yield writer
             write_index(idx, np.asarray(writer.lengths, dtype=np.int64), writer.dtype)
-            idx_path(prefix).unlink(missing_ok=True)  # an old index must never stand beside new tokens
+            corpus_file(prefix, ".idx").unlink(missing_ok=True)  # an old index must never stand beside new tokens
 
     def add(self, ids: Sequence[int] | npt.NDArray[Any]) -> None:
         """Append one document, ids of shape (tokens,). Raises ``ValueError`` if an id is outside the vocabulary."""

@@ -6,6 +6,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -101,19 +102,10 @@ def build(ctx: BuildContext[Params]) -> Task:
     def quality(most: int | None) -> dict[str, Metric]:
         return answer_quality(unseen.answers(lambda windows: scores(model, [windows.to(ctx.device)]), ctx.micro_batch, most))
 
-    return Task(
-        model,
-        optimizer,
-        source.batches,
-        loss,
-        facts,
-        clip_norm=1.0,
-        predict=scores,
-        validation=None if unseen is None else lambda: _batches(unseen, ctx),
-        quality=None if unseen is None else Quality(("exact_match", "f1"), quality),
-        judge=judge,
-        close=source.close,
-    )
+    if unseen is None:
+        return source.task(model, optimizer, loss, facts, clip_norm=1.0, predict=scores, judge=judge)
+    held_out, own = replace(source, validation=lambda: _batches(unseen, ctx)), Quality(("exact_match", "f1"), quality)
+    return held_out.task(model, optimizer, loss, facts, clip_norm=1.0, predict=scores, judge=judge, quality=own)
 
 
 def flops_per_item(params: Params) -> tuple[float, float]:

@@ -8,6 +8,7 @@ top of the atmosphere to the surface; K = 137 layers between them.
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,6 @@ from caraml.workloads.weather.samples import Cached, Sample, Split, WeatherSampl
 
 SAMPLES_WITHOUT_FILES = 251_392
 """Columns in an epoch of random data: 491 steps of 512, the report's 4091 MiB."""
-INPUT_BYTES = 4 * (17 + 137 * 27 + 138 * 2 + 136 + 138)
-"""Of one column, targets not counted: 512 columns are the report's 8.33 MiB."""
 LAYERS, HALF_LEVELS = 137, 138
 GRAVITY = 9.80665
 """Standard gravity [m/s²]."""
@@ -41,20 +40,17 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "pressure_hl": ("column", "half_level", "one"),
 }
 TARGETS: dict[str, tuple[str, ...]] = {"sw": ("column", "half_level", "direction"), "hr_sw": ("column", "level", "one")}
-LAYOUT = Layout(
-    {**INPUTS, **TARGETS},
-    {
-        "scalar": 17,
-        "level": LAYERS,
-        "half_level": HALF_LEVELS,
-        "interlevel": LAYERS - 1,
-        "column_feature": 27,
-        "half_level_feature": 2,
-        "interlevel_feature": 1,
-        "one": 1,
-        "direction": 2,
-    },
-)
+LENGTHS = {
+    **{"scalar": 17, "level": LAYERS, "half_level": HALF_LEVELS, "interlevel": LAYERS - 1},
+    **{"column_feature": 27, "half_level_feature": 2, "interlevel_feature": 1, "one": 1, "direction": 2},
+}
+LAYOUT = Layout({**INPUTS, **TARGETS}, LENGTHS)
+INPUT_SHAPES = {name: tuple(LENGTHS[one] for one in dimensions[1:]) for name, dimensions in INPUTS.items()}
+"""Of one column, in the order of the network's arguments."""
+INPUT_BYTES = 4 * sum(map(math.prod, INPUT_SHAPES.values()))
+"""Of one column, targets not counted: 512 columns are the report's 8.33 MiB."""
+SCALED = {name: shape for name, shape in INPUT_SHAPES.items() if name != "pressure_hl"}
+"""Inputs that the network divides by their maxima; of the pressure [Pa] it needs the values."""
 _COLUMNS_FOR_MAXIMA = 4096
 LOOKALIKE = {"tiny": (3, 256), "small": (5, 4096)}
 """Files, and columns in each; the last file is for validation."""
@@ -84,7 +80,7 @@ class RadiationSamples(WeatherSamples):
     def maxima(self) -> tuple[torch.Tensor, ...]:
         """Largest magnitude of each feature of the first four inputs, over the first columns of the first file."""
         largest = []
-        for name in list(INPUTS)[:4]:
+        for name in SCALED:
             values = np.abs(without_gaps(self.files.read(0, name, slice(0, _COLUMNS_FOR_MAXIMA))))
             largest.append(torch.from_numpy(values.reshape(-1, values.shape[-1]).max(0)))
         self.files.close()
@@ -93,7 +89,7 @@ class RadiationSamples(WeatherSamples):
 
 def synthetic_column(rng: np.random.Generator) -> tuple[Any, ...]:
     """One column without meaning, as the report's runs without files have it: clipped normal (mean 5, deviation 1), pressure 0 ... 137."""
-    shapes = ((17,), (LAYERS, 27), (HALF_LEVELS, 2), (LAYERS - 1, 1), (LAYERS, 1), (3,))
+    shapes = (*SCALED.values(), (LAYERS, 1), (3,))
     sca, col, hl, inter, heating, fluxes = (np.clip(rng.normal(5, 1, shape), 3, 7).astype(np.float32) for shape in shapes)
     return sca, col, hl, inter, np.arange(HALF_LEVELS, dtype=np.float32)[:, None], heating, fluxes
 
@@ -134,12 +130,8 @@ def _columns(rng: np.random.Generator, count: int) -> dict[str, np.ndarray[Any, 
     return {name: value.astype(np.float32) for name, value in values.items()}
 
 
-SCALARS = 17
 COSINE_OF_ZENITH, IRRADIANCE = 1, -1
 """Places of the two scalars whose product is the incoming solar flux [W/m²]."""
-INPUT_SHAPES = {"sca_inputs": (SCALARS,), "col_inputs": (LAYERS, 27), "hl_inputs": (HALF_LEVELS, 2), "inter_inputs": (LAYERS - 1, 1)}
-"""Inputs of one column, in the order of the network's arguments; the half-level pressure (138, 1) [Pa] follows them."""
-
 _WIDTH = 64
 _KERNEL = 5
 _DILATIONS = (1, 2, 4, 8, 16, 1, 1, 1, 1, 1, 1)
@@ -167,10 +159,10 @@ class RadiationColumn(nn.Module):
     def __init__(self, maxima: tuple[torch.Tensor, ...] | None = None) -> None:
         """``maxima``: largest value of each feature of the four inputs; inputs are divided by them, and by 1 where they are 0."""
         super().__init__()
-        for name, shape, largest in zip(INPUT_SHAPES, INPUT_SHAPES.values(), maxima or (None,) * 4, strict=True):
+        for (name, shape), largest in zip(SCALED.items(), maxima or (None,) * len(SCALED), strict=True):
             scale = torch.ones(shape[-1]) if largest is None else torch.where(largest == 0, torch.ones_like(largest), largest)
             self.register_buffer(f"{name}_scale", scale)
-        channels = SCALARS + sum(shape[-1] for shape in list(INPUT_SHAPES.values())[1:])  # 47
+        channels = sum(shape[-1] for shape in SCALED.values())  # 47
         layers: list[nn.Module] = []
         for dilation in _DILATIONS:
             layers += [_same_convolution(channels, _WIDTH, dilation), nn.SiLU()]
@@ -179,7 +171,7 @@ class RadiationColumn(nn.Module):
         self.heating = _same_convolution(_WIDTH, 1)
         self.flux_features = _same_convolution(_WIDTH, _FLUX_CHANNELS)
         self.flux = nn.Sequential(
-            *(nn.Linear(HALF_LEVELS * _FLUX_CHANNELS + SCALARS, _DENSE), nn.SiLU()),
+            *(nn.Linear(HALF_LEVELS * _FLUX_CHANNELS + LENGTHS["scalar"], _DENSE), nn.SiLU()),
             *(nn.Linear(_DENSE, _DENSE), nn.SiLU()),
             *(nn.Linear(_DENSE, _DENSE), nn.SiLU()),
             *(nn.Linear(_DENSE, 2), nn.Sigmoid()),
@@ -188,7 +180,7 @@ class RadiationColumn(nn.Module):
     def forward(
         self, scalars: torch.Tensor, columns: torch.Tensor, half_levels: torch.Tensor, interfaces: torch.Tensor, pressure: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Emulate B columns; arguments as in :data:`INPUT_SHAPES`, then the pressure (B, L, 1)."""
+        """Emulate B columns; arguments as in :data:`INPUT_SHAPES`."""
         solar = scalars[:, COSINE_OF_ZENITH] * scalars[:, IRRADIANCE]  # (B,) [W/m²]
         scalars, columns, half_levels, interfaces = self._scaled(scalars, columns, half_levels, interfaces)
         features = [
@@ -206,7 +198,7 @@ class RadiationColumn(nn.Module):
         return heating.unsqueeze(2), torch.stack([top, down, up], 1)
 
     def _scaled(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        scales = (self.get_buffer(f"{name}_scale") for name in INPUT_SHAPES)
+        scales = (self.get_buffer(f"{name}_scale") for name in SCALED)
         return [value / scale for value, scale in zip(inputs, scales, strict=True)]
 
 
@@ -250,6 +242,6 @@ def _flops(params: RadiationParams) -> tuple[float, float]:
     """FLOPs of one column: forward, and forward with backward."""
     with torch.device("meta"):
         model = RadiationColumn()
-        inputs = [torch.empty(2, *shape) for shape in (*INPUT_SHAPES.values(), (HALF_LEVELS, 1))]
+        inputs = [torch.empty(2, *shape) for shape in INPUT_SHAPES.values()]
         truth = (torch.empty(2, LAYERS, 1), torch.empty(2, 3))
         return forward_and_training_flops(lambda: radiation_loss(model(*inputs), truth, params.heating_weight), 2)
