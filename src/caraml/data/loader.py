@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Sampler, default_collate
 
 from caraml.base.errors import InputError
 from caraml.base.format import count
@@ -270,6 +270,23 @@ class _Prefetcher(Iterator[Batch]):
         tree_map_only(torch.Tensor, self._side.lend, batch)
         self._copy_ahead()
         return batch
+
+
+class InOrder:
+    """The samples of a data set gone through once, in order, in batches of which the last may be smaller, as validation does."""
+
+    def __init__(self, samples: MapDataset, batch_size: int, device: torch.device) -> None:
+        self._samples, self._batch_size, self._device = samples, batch_size, device
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.share(0, 1)
+
+    def share(self, rank: int, world: int) -> Iterator[Batch]:
+        """Every ``world``-th batch from ``rank`` on; the others are not read."""
+        size, end = self._batch_size, len(self._samples)
+        for start in range(rank * size, end, world * size):
+            batch = default_collate([self._samples[position] for position in range(start, min(start + size, end))])
+            yield next(to_device(iter([batch]), self._device))
 
 
 class Synthetic(torch.utils.data.Dataset[Any]):

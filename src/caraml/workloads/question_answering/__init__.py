@@ -68,6 +68,8 @@ def build(ctx: BuildContext[Params]) -> Task:
     import torch
     from torch.nn import functional as F
 
+    from caraml.data.loader import InOrder
+
     params = ctx.params
     if params.weights is not None:
         # Another model's folder is refused before its tokenizer is looked for and the data is cut.
@@ -104,7 +106,10 @@ def build(ctx: BuildContext[Params]) -> Task:
 
     if unseen is None:
         return source.task(model, optimizer, loss, facts, clip_norm=1.0, predict=scores, judge=judge)
-    held_out, own = replace(source, validation=lambda: _batches(unseen, ctx)), Quality(("exact_match", "f1"), quality)
+    held_out, own = (
+        replace(source, validation=lambda: InOrder(unseen, ctx.micro_batch, ctx.device)),
+        Quality(("exact_match", "f1"), quality),
+    )
     return held_out.task(model, optimizer, loss, facts, clip_norm=1.0, predict=scores, judge=judge, quality=own)
 
 
@@ -157,13 +162,6 @@ def _datasets(params: Params, seed: int) -> tuple[Any, Any]:
         vocabulary = find_tokenizer(given_path(params.weights)) if params.weights else train_word_pieces(file, params.vocabulary_size)
     held_out = given_path(params.validation) if params.validation else default_squad(held_out=True) if params.file is None else None
     return SquadWindows(file, vocabulary, params.tokens), None if held_out is None else SquadWindows(held_out, vocabulary, params.tokens)
-
-
-def _batches(dataset: Any, ctx: BuildContext[Params]) -> Any:
-    import torch
-
-    loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(dataset, ctx.micro_batch)
-    return ([tensor.to(ctx.device) for tensor in batch] for batch in loader)
 
 
 def check(params: Params, folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from caraml.workloads.base import BatchSource, BuildContext, Workload, given_pat
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
     from caraml.data.loader import MapDataset, Synthetic
 
@@ -129,7 +128,7 @@ def open_input(
     ``files`` opens a part of a folder, by default that of the look-alikes of an ``application`` (``"ap1"`` ...). Random data have
     ``samples`` that ``draw`` makes, in a data set of :class:`Synthetic` or another ``kind``.
     """
-    from caraml.data.loader import Synthetic
+    from caraml.data.loader import InOrder, Synthetic
 
     params: WeatherParams = ctx.params
     with ctx.phase("data"):
@@ -138,7 +137,7 @@ def open_input(
             return open_source(made, ctx, workers=params.workers, resident=params.data == "synthetic-device")
         folder = given_path(params.folder) if params.folder else default_weather_folder(application, params.lookalike)
         source = open_source(files(folder, "train"), ctx, workers=params.workers, resident=False)
-    return replace(source, validation=lambda: _HeldOut(files(folder, "validation"), ctx.micro_batch, ctx.device))
+    return replace(source, validation=lambda: InOrder(files(folder, "validation"), ctx.micro_batch, ctx.device))
 
 
 def check_files(name: str, params: WeatherParams, folder: Path) -> None:
@@ -148,27 +147,6 @@ def check_files(name: str, params: WeatherParams, folder: Path) -> None:
     if params.data == "files" and params.folder is not None:
         data = importlib.import_module(f"{__name__}.{name}")
         NetcdfFiles(find_files(folder / params.folder, getattr(data, "PATTERN", "*.nc"))[:1], data.LAYOUT)
-
-
-class _HeldOut:
-    """The samples of a data set gone through once, in order, in batches of which the last may be smaller."""
-
-    def __init__(self, samples: MapDataset, batch_size: int, device: torch.device) -> None:
-        self._samples, self._batch_size, self._device = samples, batch_size, device
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.share(0, 1)
-
-    def share(self, rank: int, world: int) -> Iterator[Any]:
-        """Every ``world``-th batch from ``rank`` on; the others are not read."""
-        from torch.utils.data import default_collate
-
-        from caraml.data.loader import to_device
-
-        size, end = self._batch_size, len(self._samples)
-        for start in range(rank * size, end, world * size):
-            batch = default_collate([self._samples[position] for position in range(start, min(start + size, end))])
-            yield next(to_device(iter([batch]), self._device))
 
 
 def _workload(name: str, title: str, params: type[WeatherParams], *packages: str, own_check: bool = False) -> Workload[Any]:
