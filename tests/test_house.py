@@ -130,21 +130,21 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_913,
     "base": 2_890,
-    "campaign": 1_629,
+    "campaign": 1_628,
     "cli": 1_621,
-    "data": 781,
+    "data": 789,
     "engine": 4_769,
-    "launch": 1_797,
+    "launch": 1_793,
     "metrics": 996,
     "power": 4_849,
     "reference": 521,
     "report": 4_863,
     "results": 3_179,
-    "suite": 2_725,
+    "suite": 2_724,
     "system": 3_500,
     "verify": 1_060,
     "worker": 2_474,
-    "workloads": 8_463,
+    "workloads": 8_373,
 }
 FILES = 191
 

@@ -34,7 +34,7 @@ from caraml.campaign.machine import Pace, refuse_login_node, wait_for, writing_b
 from caraml.engine.instruments import why_no_sensor
 from caraml.launch import JobState, Launcher
 from caraml.launch.launchers import LocalLauncher, PrintLauncher, launcher_of, refuse_unasked, set_up, setup_script
-from caraml.launch.queue import no_cluster
+from caraml.launch.queue import WITHOUT_SLURM, no_cluster
 from caraml.launch.slurm import SlurmLauncher, is_refused
 from caraml.results.claim import BUILT_IN, Heartbeat, kind_of, withdraw
 from caraml.results.record import STOPPED, Record
@@ -379,7 +379,7 @@ def run_campaign(campaign: Campaign) -> list[Record]:
     if campaign.options.launcher == "local" and not campaign.options.here:
         refuse_login_node(campaign.command)
     if isinstance(campaign.launcher, SlurmLauncher) and campaign.options.launcher == "slurm" and (why := no_cluster()) is not None:
-        raise EnvironmentUnfitError(why, "run on a login node of the machine, or take `--launcher print` for the scripts alone")
+        raise EnvironmentUnfitError(why, WITHOUT_SLURM)
     plan, only = campaign.plan(), campaign.options.only
     chosen = campaign.chosen(plan)
     campaign.store.make()

@@ -117,10 +117,6 @@ class EndlessBatches(Sampler[list[int]]):
             number += 1
 
 
-def _as_it_is(batch: Batch) -> Batch:
-    return batch
-
-
 class Stream(Iterator[Batch], AbstractContextManager["Stream", None]):
     """The endless batches of one rank, as :func:`stream` builds them; ``next`` waits for the loader.
 
@@ -139,7 +135,7 @@ class Stream(Iterator[Batch], AbstractContextManager["Stream", None]):
             generator=torch.Generator().manual_seed(seed),
             collate_fn=getattr(dataset, "collate", None),
         )
-        self._received: Callable[[Any], Batch] = getattr(dataset, "received", _as_it_is)
+        self._received: Callable[[Any], Batch] = getattr(dataset, "received", lambda batch: batch)
         self._random_state = torch.Generator().manual_seed(seed).get_state()
         # Without workers, nothing is read before the first batch is asked for.
         self._batches: Iterator[Batch] | None = iter(loader)

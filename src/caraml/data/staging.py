@@ -48,11 +48,6 @@ class Staged:
     """It was there already; ``seconds`` is what it took then."""
 
 
-def is_archive(source: Path) -> bool:
-    """Whether a name ends as an archive's does."""
-    return source.name.lower().endswith(ARCHIVE_SUFFIXES)
-
-
 def stage(source: Path, to: Path, *, unpack: bool) -> Staged:
     """Copy a file or folder into the folder ``to`` of this node, which is made if it does not exist; or ``unpack`` an archive there: tar
     (also compressed), zip, SquashFS.
@@ -66,7 +61,7 @@ def stage(source: Path, to: Path, *, unpack: bool) -> Staged:
         raise InputError(f"{source}: no such file or folder to stage")
     if not (source.is_file() or source.is_dir()):
         raise InputError(f"{source}: neither a plain file nor a folder")
-    if unpack and not (source.is_file() and is_archive(source)):
+    if unpack and not (source.is_file() and source.name.lower().endswith(ARCHIVE_SUFFIXES)):
         raise InputError(f"{source}: no archive; expected a file whose name ends in one of {', '.join(ARCHIVE_SUFFIXES)}")
     stat = source.stat()
     identity = json.dumps([str(source), stat.st_size, stat.st_mtime_ns, unpack, *(_inside(source) if source.is_dir() else [])])

@@ -23,7 +23,6 @@ PROGRAMS: dict[ContainerRuntime, str] = {
     "charliecloud": "ch-run",
     "bubblewrap": "bwrap",
 }
-"""The program of each runtime."""
 
 
 @dataclass(frozen=True)

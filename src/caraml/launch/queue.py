@@ -30,6 +30,7 @@ _ANSWER_SECONDS = 10.0
 _IDS_PER_CALL = 1000
 NO_CONTACT = re.compile(r"unable to contact slurm controller|slurm temporarily unable to accept job", re.IGNORECASE)
 """What Slurm says while its controller is down."""
+WITHOUT_SLURM = "run on a login node of the machine, or take `--launcher print` for the scripts alone"
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,7 @@ def call(argv: Sequence[str], text: str | None = None, seconds: float = _CALL_SE
     try:
         return subprocess.run(argv, input=text, capture_output=True, text=True, timeout=seconds, env=environment, check=False)  # noqa: S603 -- Slurm's programs; what comes from files is checked by results.claim; no shell
     except FileNotFoundError:
-        message, hint = (
-            f"{argv[0]} is not installed here",
-            "run on a login node of the machine, or take `--launcher print` for the scripts alone",
-        )
-        raise EnvironmentUnfitError(message, hint) from None
+        raise EnvironmentUnfitError(f"{argv[0]} is not installed here", WITHOUT_SLURM) from None
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(list(argv), 1, "", f"{argv[0]} did not answer within {seconds:g} s")
 

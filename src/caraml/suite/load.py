@@ -256,10 +256,6 @@ class _Table:
     data: dict[str, Any]
     places: dict[Location, tuple[int, str]]
 
-    def with_keys(self, other: _Table) -> _Table:
-        """With the keys of another table in place of its own."""
-        return _Table(_laid_over(self.data, other.data), self.places | other.places)
-
 
 def _laid_over(table: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """A table with the keys of another; tables in it are merged key by key."""
@@ -307,7 +303,10 @@ class _Includes:
                 expected = "the name of an included benchmark, or a `workload` besides"
                 faults.append(document.fault(("benchmark", index, "name"), name, expected, nearest(str(name), map(str, names))))
             else:
-                included = [one.with_keys(table) if old == name else one for one, old in zip(included, names, strict=True)]
+                included = [
+                    _Table(_laid_over(one.data, table.data), one.places | table.places) if old == name else one
+                    for one, old in zip(included, names, strict=True)
+                ]
         if faults:
             document.refuse(faults)
         return [*included, *mine]

@@ -69,15 +69,9 @@ def _format(path: Path) -> str:
 
 
 def read_documents(path: Path, text_key: str = "text") -> Iterator[str]:
-    """The texts of one file, in order: a line of JSON Lines, a row of Parquet, or the whole of any other file, in parts if it is large.
-
-    Args:
-        path: the file; ``.xz``, ``.gz``, ``.bz2`` and ``.zst`` are unpacked on the way, except for Parquet.
-        text_key: the field of a line, or the column of a table, that holds the text.
-
-    Raises:
-        InputError: naming the file and, where there is one, the line: not readable, not UTF-8, damaged, or without the text.
-    """
+    """The texts of one file, in order: the field ``text_key`` of each line of JSON Lines, that column of Parquet, or the whole of any other
+    file, in parts if it is large. ``.xz``, ``.gz``, ``.bz2`` and ``.zst`` are unpacked on the way, except for Parquet. Raises
+    ``InputError`` with the file and, where there is one, the line, for what is not readable, not UTF-8, damaged, or without the text."""
     layout = _format(path)
     if layout in _PARQUET_SUFFIXES:
         return _parquet_documents(path, text_key)

@@ -153,11 +153,8 @@ _NO_CACHE = ""
 
 
 class MegatronSamples(TokenSamples):
-    """A map-style data set whose sample i is Megatron's i-th; the loader must not shuffle it again.
-
-    Attributes:
-        samples_per_epoch: of one pass over the part of the corpus that is trained on. There are more samples if a run needs several passes.
-    """
+    """A map-style data set whose sample i is Megatron's i-th; the loader must not shuffle it again. There are more than
+    ``samples_per_epoch``, those of one pass over the part of the corpus that is trained on, if a run needs several passes."""
 
     in_order = True
 

@@ -149,13 +149,8 @@ def write_index(file: BinaryIO, lengths: npt.NDArray[np.int64], dtype: np.dtype[
 
 
 class IndexedTokens:
-    """A corpus in the indexed format, read through the page cache; ``corpus[i]`` is sequence i as a read-only array.
-
-    Attributes:
-        prefix: the path without ``.bin`` and ``.idx``.
-        index: what the index file says.
-        stream: the ids of the whole corpus, shape (tokens,), in the stored integer type.
-    """
+    """A corpus in the indexed format, read through the page cache; ``corpus[i]`` is sequence i as a read-only array, and ``stream`` all
+    ids, shape (tokens,), in the stored integer type."""
 
     def __init__(self, prefix: Path) -> None:
         """Open ``prefix.idx`` and ``prefix.bin``. Raises ``InputError`` if one of them is missing, damaged, still written, or does not fit

@@ -27,7 +27,6 @@ from caraml.workloads.image_classification.store import FolderStore, ImageStore
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Mean of ImageNet's training images per channel (red, green, blue), levels from 0 to 1; torchvision's reference values."""
 IMAGENET_STD = (0.229, 0.224, 0.225)
-"""Standard deviation to :data:`IMAGENET_MEAN`."""
 IMAGENET_SAMPLES = 1_281_167
 """Training images of ImageNet, the length of an epoch of random ones."""
 _MOST_IN_A_ROW = 100

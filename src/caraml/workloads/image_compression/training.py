@@ -225,13 +225,9 @@ def build(ctx: BuildContext[Params]) -> Task:
         rate = Metric(value=bits, unit=unit_of("bits_per_pixel"))
         return {**image_quality((model(images), images) for images in scaled), "bits_per_pixel": rate}
 
-    return replace(source, validation=validation).task(
-        model, optimizer, loss, facts, predict=_reconstruct, quality=Quality(("psnr", "ssim", "ms_ssim", "bits_per_pixel"), quality)
-    )
-
-
-def _reconstruct(net: torch.nn.Module, batch: Any) -> torch.Tensor:
-    return net(batch.float().div_(255))
+    own = Quality(("psnr", "ssim", "ms_ssim", "bits_per_pixel"), quality)
+    source = replace(source, validation=validation)
+    return source.task(model, optimizer, loss, facts, predict=lambda net, batch: net(batch.float().div_(255)), quality=own)
 
 
 # -- fidelity -----------------------------------------------------------------------------------------------------------

@@ -106,11 +106,9 @@ def build(ctx: BuildContext[Params]) -> Task:
 
     if unseen is None:
         return source.task(model, optimizer, loss, facts, clip_norm=1.0, predict=scores, judge=judge)
-    held_out, own = (
-        replace(source, validation=lambda: InOrder(unseen, ctx.micro_batch, ctx.device)),
-        Quality(("exact_match", "f1"), quality),
-    )
-    return held_out.task(model, optimizer, loss, facts, clip_norm=1.0, predict=scores, judge=judge, quality=own)
+    own = Quality(("exact_match", "f1"), quality)
+    source = replace(source, validation=lambda: InOrder(unseen, ctx.micro_batch, ctx.device))
+    return source.task(model, optimizer, loss, facts, clip_norm=1.0, predict=scores, judge=judge, quality=own)
 
 
 def flops_per_item(params: Params) -> tuple[float, float]:

@@ -249,12 +249,8 @@ def build(ctx: BuildContext[DownscalingParams]) -> Task:
         facts,
         own_step=partial(_own_step, networks, optimizer, critic_optimizer),
         batches_per_step=CRITIC_UPDATES + 1,
-        predict=_made,
+        predict=lambda networks, batch: networks["generator"](batch[0]),
     )
-
-
-def _made(networks: Any, batch: Any) -> torch.Tensor:
-    return networks["generator"](batch[0])
 
 
 def reconstruction_error(networks: Any, batch: Any) -> torch.Tensor:

@@ -127,13 +127,7 @@ _PACKING = ("_FillValue", "missing_value", "scale_factor", "add_offset")
 
 
 class NetcdfFiles:
-    """The files of a set. A file is opened when it is first read, by the process that reads it.
-
-    Attributes:
-        paths: the files, in order.
-        lengths: per file, the length of each dimension that the layout names.
-        missing: values read so far in this process that were NaN or the file's fill value.
-    """
+    """The files of a set. A file is opened when it is first read, by the process that reads it."""
 
     def __init__(self, paths: Sequence[Path], layout: Layout) -> None:
         """Look into the header of every file. Raises ``InputError`` where a file is damaged, lacks a variable, or has other dimensions than
@@ -141,9 +135,11 @@ class NetcdfFiles:
         self.paths = list(paths)
         self.layout = layout
         self.missing = 0
+        """Values read so far in this process that were NaN or the file's fill value."""
         self._open: OrderedDict[int, _OpenFile] = OrderedDict()
         self._owner = os.getpid()
         self.lengths = []
+        """Per file, the length of each dimension that the layout names."""
         for number in range(len(self.paths)):
             self.lengths.append(self._checked(number))
         self.close()  # loader workers are forked from here, and must not share a file position with this process

@@ -225,14 +225,9 @@ def all_reduced(values: torch.Tensor, operation: dist.ReduceOp.RedOpType = dist.
 
 
 class MemoryBank:
-    """Features of the samples that this rank sees in an epoch, and what k-means makes of those of all ranks.
-
-    Attributes:
-        positions: of the samples in the data set, (N,).
-        features: for each crop, (crops, N, D).
-        labels: cluster of every sample of the whole data set under each head, (heads, samples), the same on all ranks; -1 for samples
-            that no rank saw.
-    """
+    """Features of the samples that this rank sees in an epoch, for each crop, (crops, N, D), with the samples' positions in the data set,
+    (N,); and what k-means makes of those of all ranks: the cluster of every sample of the whole set under each head, (heads, samples), the
+    same on all ranks, -1 for samples that no rank saw."""
 
     def __init__(self, per_epoch: int, samples: int, *, crops: int, heads: Sequence[int], width: int, device: torch.device) -> None:
         """Reserve places for ``per_epoch`` samples of this rank, of ``samples`` in the data set."""
