@@ -129,7 +129,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_913,
-    "base": 2_890,
+    "base": 2_891,
     "campaign": 1_628,
     "cli": 1_621,
     "data": 789,
@@ -137,11 +137,11 @@ LINES = {
     "launch": 1_793,
     "metrics": 996,
     "power": 4_849,
-    "reference": 521,
-    "report": 4_863,
+    "reference": 515,
+    "report": 4_857,
     "results": 3_179,
     "suite": 2_724,
-    "system": 3_500,
+    "system": 3_508,
     "verify": 1_060,
     "worker": 2_474,
     "workloads": 8_373,

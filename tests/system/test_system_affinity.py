@@ -237,7 +237,7 @@ def test_compact_and_spread_divide_the_node_differently(tree: Tree) -> None:
     here = cores(set(range(16)), tree(numa_host(sockets=2, nodes=2, cores=4)))
 
     def divided(wanted: str, processes: int) -> list[str]:
-        return [cpu_list([cpu for core in one for cpu in core.cpus]) for one in affinity._RULES[wanted](here, processes)]
+        return [cpu_list([cpu for core in one for cpu in core.cpus]) for one in affinity._by_rule(wanted, here, processes)[0]]
 
     assert divided("compact", 2) == ["0-7", "8-15"]
     assert divided("spread", 2) == ["0,2,4,6,8,10,12,14", "1,3,5,7,9,11,13,15"]
@@ -276,7 +276,7 @@ print(json.dumps([early, done | affinity.as_found(), usable]))
     mine = job if processes == 1 else cpu_numbers(said["cpus"])
     assert set(early) in [set(core.cpus) for core in cores(mine)], "OpenMP has bound the thread that loaded it to one core"
     assert said["found"] == cpu_list(mine), "and got it back, or every process that it starts would have one core"
-    part = affinity._RULES[wanted](cores(job), processes)[0]
+    part = affinity._by_rule(wanted, cores(job), processes)[0][0]
     assert mine == {cpu for core in part for cpu in core.cpus} and usable == len(mine), "whole cores, and as many threads"
     assert said["bound"] == (processes > 1) and (said["rule"] or "").startswith(wanted if processes > 1 else "")
     if processes == 1:

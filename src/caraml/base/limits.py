@@ -230,8 +230,9 @@ def _count(number: float) -> str:
 
 
 @contextmanager
-def limited(seconds: float = SECONDS) -> Iterator[None]:
-    """Raise ``TimeoutError`` once the process has computed for so long in the block: Python's patterns look for signals as they search.
+def limited() -> Iterator[None]:
+    """Raise ``TimeoutError`` once the process has computed for :data:`SECONDS` in the block: Python's patterns look for signals as they
+    search.
 
     Signals reach the main thread only: in any other the block has all the time it wants.
     """
@@ -239,7 +240,7 @@ def limited(seconds: float = SECONDS) -> Iterator[None]:
         yield
         return
     before = signal.signal(signal.SIGVTALRM, _over)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
     try:
         yield
     finally:

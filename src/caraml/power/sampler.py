@@ -40,6 +40,8 @@ CALIBRATION_MARGIN = 1.25
 
 POLL_S = 0.002
 """Pause between questions [s]."""
+ANSWER_S = 5.0
+"""How much longer than it is observed a source may take, to open above all [s]."""
 
 Offset = Callable[[], float]
 """Where in its interval the next reading falls, 0 to 1."""
@@ -310,11 +312,11 @@ def available_sources(seconds: float = 0.5) -> list[dict[str, Any]]:
     return report
 
 
-def _observed(source: Source, seconds: float, timeout: float = 5.0) -> dict[str, float]:
+def _observed(source: Source, seconds: float) -> dict[str, float]:
     """Open a source, ask it as fast as it makes sense for ``seconds``, close it.
 
     Returns the usual time between changes of every channel that changed often enough [s]. Raises ``SourceUnavailable`` where it cannot
-    be opened, or does not answer within ``timeout`` [s].
+    be opened, or does not answer.
     """
     result: dict[str, float] = {}
     problem: list[SourceUnavailable] = []
@@ -340,9 +342,9 @@ def _observed(source: Source, seconds: float, timeout: float = 5.0) -> dict[str,
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(seconds + timeout)
+    thread.join(seconds + ANSWER_S)
     if thread.is_alive():
-        raise SourceUnavailable(f"did not answer within {seconds + timeout:g} s")
+        raise SourceUnavailable(f"did not answer within {seconds + ANSWER_S:g} s")
     if problem:
         raise problem[0]
     return result

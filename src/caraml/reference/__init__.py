@@ -244,11 +244,8 @@ def published(name: str) -> list[Record]:
 
 def _experiment(row: Reference) -> tuple[str, str, int, str, int, int, str, str]:
     where = (row.system, row.devices or 1, row.nodes or 1)
-    return (row.source, row.table, row.run, *where, row.mode, _work_text(row))
-
-
-def _work_text(row: Reference) -> str:
-    return repr(sorted((name, str(value)) for name, value in row.parameters.items() if name not in {*_IDS, "boundary"}))
+    work = repr(sorted((name, str(value)) for name, value in row.parameters.items() if name not in {*_IDS, "boundary"}))
+    return (row.source, row.table, row.run, *where, row.mode, work)
 
 
 def _record(rows: Sequence[Reference]) -> Record | None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import statistics
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -23,6 +23,7 @@ from caraml.reference import Reference, load
 from caraml.suite.expression import Formula
 from caraml.suite.model import WORKLOAD_ALIASES
 
+T = TypeVar("T")
 APPLICATIONS = {workload: alias.upper() for alias, workload in WORKLOAD_ALIASES.items()}
 """MAELSTROM's names of its applications."""
 _FLAGS = {"": "cached", "-nocache": "no cache", "-dl_test -nocache": "loading alone"}
@@ -144,14 +145,10 @@ def experiments(figure: PublishedFigure) -> list[Experiment]:
 
 @cache
 def _runs(source: str, table: str, batches: tuple[tuple[str, int], ...]) -> list[Experiment]:
-    groups: dict[object, list[Reference]] = {}
-    found, batch_of = [], dict(batches)
-    for row in _tables().get((source, table), ()):
-        if row.value is not None and row.system and row.parameters.get("method") != "counter":
-            # A text has no runs: what it says of one system belongs together.
-            one_of = (row.run, row.parameters.get("epoch")) if row.run else (row.system, row.devices)
-            groups.setdefault(one_of, []).append(row)
-    for rows in groups.values():
+    found, batch_of, numbers = [], dict(batches), _tables().get((source, table), [])
+    shown = [row for row in numbers if row.value is not None and row.system and row.parameters.get("method") != "counter"]
+    # A text has no runs: what it says of one system belongs together.
+    for rows in _grouped(shown, lambda row: (row.run, row.parameters.get("epoch")) if row.run else (row.system, row.devices)):
         first = rows[0]
         fields: dict[str, Any] = {**dict.fromkeys(_parameters(), ""), **first.parameters}
         fields |= {
@@ -199,8 +196,8 @@ def _place(figure: PublishedFigure, one: Experiment) -> tuple[object, ...]:
     return (*names, one.number(figure.x) if figure.x else None)
 
 
-def _grouped(found: Iterable[Experiment], key: Any) -> list[list[Experiment]]:
-    groups: dict[object, list[Experiment]] = {}
+def _grouped(found: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:
+    groups: dict[object, list[T]] = {}
     for one in found:
         groups.setdefault(key(one), []).append(one)
     return list(groups.values())

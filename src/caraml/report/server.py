@@ -121,7 +121,8 @@ class ResultsTree:
 
 def results_below(folder: Path, deepest: int = DEEPEST) -> Iterator[Path]:
     """Every results folder: this one, or those below it, in the order of their names. Links are not followed."""
-    if _real_folder(folder / "points"):
+    points = folder / "points"
+    if points.is_dir() and not points.is_symlink():
         yield folder
         return
     if deepest:
@@ -129,10 +130,6 @@ def results_below(folder: Path, deepest: int = DEEPEST) -> Iterator[Path]:
             inside = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."))
         for name in inside:
             yield from results_below(folder / name, deepest - 1)
-
-
-def _real_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
 
 
 def raw_path(tree: ResultsTree, folder: str, key: str, name: str) -> Path | None:
@@ -183,7 +180,7 @@ class Server(ThreadingHTTPServer):
         return {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
 
     def index(self) -> bytes:
-        found = [(campaign, self._address(campaign)) for campaign in self.tree.campaigns()]
+        found = [(one, f"/{self.secret}/page/{quote(one.folder, safe='')}/{quote(one.suite, safe='')}") for one in self.tree.campaigns()]
         template = templates().get_template("index.html.jinja")
         return template.render(root=self.tree.root.name, campaigns=found, faults=self.tree.faults, policy=policy(), style=style()).encode()
 
@@ -199,9 +196,6 @@ class Server(ThreadingHTTPServer):
                 text = page(campaign.store, campaign.records, campaign.title, home=home, raw=raw)
                 kept = self._pages[folder, suite] = (campaign.newest, text.encode())
         return kept[1]
-
-    def _address(self, campaign: CampaignRecords) -> str:
-        return f"/{self.secret}/page/{quote(campaign.folder, safe='')}/{quote(campaign.suite, safe='')}"
 
 
 class _Handler(BaseHTTPRequestHandler):

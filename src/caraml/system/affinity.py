@@ -41,7 +41,7 @@ def plan(processes: int, system: System, allowed: Set[int], root: Path = ROOT) -
     """
     here = host.cores(allowed, root)
     if len(here) < processes:
-        return [], f"{processes} processes would share {count(len(here), 'core')}"
+        return [], _too_few(processes, here)
     homes, source = _homes(processes, system, root)
     near = _near_devices(here, homes) if homes else None
     return (near, source) if near else (_blocks(here, processes), _BY_NUMA)
@@ -61,8 +61,7 @@ def bind(local_rank: int, processes_on_node: int, system: System | str, environ:
             host.set_mask(mask)
         return done
     if wanted in _RULES:
-        planned, rule = _RULES[wanted](host.cores(mask), processes_on_node), _BY_RULE[wanted]
-        rule = rule if planned else f"{processes_on_node} processes would share {count(len(host.cores(mask)), 'core')}"
+        planned, rule = _by_rule(wanted, host.cores(mask), processes_on_node)
     else:
         planned, rule = plan(processes_on_node, here(system) if isinstance(system, str) else system, mask)
     if not planned:
@@ -147,6 +146,16 @@ def _why_not(processes: int, mask: Set[int], environ: Mapping[str, str]) -> str 
     return None if inherited == mask else "the launcher has bound this process already"
 
 
+def _by_rule(wanted: str, cores: list[Core], processes: int) -> tuple[list[list[Core]], str]:
+    """As :func:`plan`, by a rule that a point asks for."""
+    divide, rule = _RULES[wanted]
+    return (divide(cores, processes), rule) if len(cores) >= processes else ([], _too_few(processes, cores))
+
+
+def _too_few(processes: int, cores: list[Core]) -> str:
+    return f"{processes} processes would share {count(len(cores), 'core')}"
+
+
 def _nodes(cpus: Set[int]) -> list[int]:
     return sorted({core.node for core in host.cores(cpus)})
 
@@ -213,14 +222,13 @@ def _blocks(cores: list[Core], count: int) -> list[list[Core]]:
 
 def _dealt(cores: list[Core], count: int) -> list[list[Core]]:
     """Cores by turns, as many to each: every process has some of every NUMA node."""
-    return [cores[i::count][: len(cores) // count] for i in range(count)] if len(cores) >= count else []
+    return [cores[i::count][: len(cores) // count] for i in range(count)]
 
 
-_RULES: dict[str, Callable[[list[Core], int], list[list[Core]]]] = {
-    "compact": lambda cores, count: _blocks(cores, count) if len(cores) >= count else [],
-    "spread": _dealt,
+_RULES: dict[str, tuple[Callable[[list[Core], int], list[list[Core]]], str]] = {
+    "compact": (_blocks, f"compact: {_BY_NUMA}"),
+    "spread": (_dealt, "spread: physical cores by turns, over all NUMA nodes"),
 }
-_BY_RULE = {"compact": f"compact: {_BY_NUMA}", "spread": "spread: physical cores by turns, over all NUMA nodes"}
 
 if __name__ == "__main__":
     sys.stdout.write(json.dumps(where_it_runs(*map(int, sys.argv[1:]))))

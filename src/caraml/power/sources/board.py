@@ -83,7 +83,6 @@ class _SameHost(urllib.request.HTTPRedirectHandler):
     """Goes where the controller sends it only on the controller itself: the password is for nobody else, and for no open connection."""
 
     def redirect_request(self, req: urllib.request.Request, *more: Any) -> urllib.request.Request | None:
-        """The request for the new address. Raises ``BoardReadError`` for one elsewhere."""
         made = super().redirect_request(req, *more)
         if made is not None and (made.host != req.host or made.type not in {req.type, "https"}):
             raise SensorError(f"it sends on to {made.type}://{made.host}, which is not asked")
@@ -106,9 +105,8 @@ class RedfishSource(SensorGroup):
         if not self.argument.startswith(("http://", "https://")):
             raise SourceUnavailable(f"{self.argument!r} is no address", "use redfish:https://<controller>/redfish/v1/Chassis/<id>/Power")
         if "#" in self.argument:
-            raise SourceUnavailable(
-                f"{self.argument} names a part of a resource, which is not asked", "use the address of a sensor or an outlet"
-            )
+            told = f"{self.argument} names a part of a resource, which is not asked"
+            raise SourceUnavailable(told, "use the address of a sensor or an outlet")
         try:
             document = self._ask()
             _watts(document)
