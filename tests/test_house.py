@@ -128,23 +128,23 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_913,
+    "analysis": 3_919,
     "base": 2_891,
     "campaign": 1_628,
     "cli": 1_621,
     "data": 789,
-    "engine": 4_769,
+    "engine": 4_771,
     "launch": 1_793,
     "metrics": 996,
     "power": 4_849,
     "reference": 515,
-    "report": 4_857,
+    "report": 4_858,
     "results": 3_179,
-    "suite": 2_724,
+    "suite": 2_729,
     "system": 3_508,
     "verify": 1_060,
-    "worker": 2_474,
-    "workloads": 8_373,
+    "worker": 2_477,
+    "workloads": 8_375,
 }
 FILES = 191
 

@@ -75,7 +75,7 @@ class Result:
     @property
     def steps(self) -> Steps:
         """Every step: phase, the slowest rank's time [s], loss. Raises ``InputError`` if there is no such file."""
-        return read_steps(self._raw("steps")[0][1])
+        return read_steps(self._raw("steps")[0][1], in_step=self.point.in_step)
 
     @property
     def power(self) -> list[Trace]:

@@ -28,6 +28,14 @@ def test_steps_take_the_slowest_rank_and_skip_what_is_not_finite(tmp_path: Path)
     assert steps.measured() == [1.5]
 
 
+def test_steps_of_ranks_that_do_not_meet_are_those_of_the_slowest(tmp_path: Path) -> None:
+    times = {0: (9.0, 1.0, 3.0), 1: (2.0, 4.0, 0.5)}  # the first steps are no part of the window
+    rows = [(step, rank, "measure" if step else "first", 0.0, own[step], 0.0, None) for rank, own in times.items() for step in range(3)]
+    path = tmp_path / write_table(tmp_path, "steps", ("step", "rank", "phase", "start", "seconds", "data_wait", "loss"), rows)
+    assert list(read_steps(path).seconds) == [9.0, 4.0, 3.0]
+    assert list(read_steps(path, in_step=False).seconds) == [2.0, 4.0, 0.5]
+
+
 def test_steps_of_a_csv(tmp_path: Path) -> None:
     (tmp_path / "steps.csv").write_text("step,rank,phase,start,seconds,data_wait,loss\n0,0,measure,0.0,0.25,0,\n")
     steps = read_steps(tmp_path / "steps.csv")

@@ -82,3 +82,23 @@ def test_a_smaller_last_batch_weighs_as_many_samples_as_it_has(wrapped: Callable
     task.validation = lambda: iter(held_out)
     assert validation_loss(task, "fp32", torch.device("cpu")) == 4.0
     assert validate(task, "fp32", torch.device("cpu"), Ranks()) == (4.0, None)
+
+
+class OfSingles(torch.Tensor):
+    """On a device without numbers of 64 bits, such as Apple's, until it is brought to the host."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.double:
+            raise TypeError("the framework doesn't support float64")
+        found = super().__torch_function__(func, types, args, kwargs or {})
+        return found.as_subclass(torch.Tensor) if func is torch.Tensor.cpu else found
+
+
+def test_a_device_without_doubles_is_validated() -> None:
+    model = torch.nn.Linear(1, 1)
+    facts = Facts(item="sample", items_per_sample=1, parameters=2, flops_per_item=1.0, flops_formula="none")
+    task = Task(model, torch.optim.SGD(model.parameters()), iter([]), lambda _, batch: batch.mean(), facts)
+    task.judge = lambda _, batch: torch.tensor([batch.sum(), 1.0, len(batch)]).as_subclass(OfSingles)
+    task.validation = lambda: iter(torch.arange(9.0).split(4))
+    assert validate(task, "fp32", torch.device("cpu"), Ranks()) == (4.0, 3 / 9)

@@ -9,15 +9,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import distributed
 
 from caraml.engine import instruments
+from caraml.engine import ranks as meeting
 from caraml.engine.instruments import quiet_baseline
 from caraml.engine.loop import EpochLoop, Hooks, MeasuringLoop
 from caraml.engine.ranks import Ranks
-from caraml.engine.steps import RankSummary, StepOutcome
+from caraml.engine.steps import RankSummary, StepOutcome, StepRow, StepTable
 from caraml.metrics.model import Facts, Measured, Peak
+from caraml.metrics.run import run_metrics
+from caraml.metrics.window import derive
 from caraml.power.model import WindowEnergy
 from caraml.suite.model import Policy
+from caraml.system.model import Cpu, DeviceModel, System, with_sheet
+from caraml.worker import record
 from caraml.worker.record import Known, together
 from tests.conftest import MakePoint
 from tests.engine.together import LATENCY, Meeting, ThreadRanks
@@ -170,3 +176,56 @@ def test_what_others_took_is_a_share_of_the_time_between_the_edges(monkeypatch: 
     read.meter.stop()
     found = read.summary(1000.0, 1010.0)
     assert found.other_cpu_share == pytest.approx(0.5) and found.throttled == {"GPU-1": {"power": pytest.approx(0.1)}}
+
+
+def test_where_ranks_do_not_meet_a_step_takes_no_longer_than_on_the_slowest(make_point: MakePoint) -> None:
+    """Loaders that bring four batches at a time, each rank's at another step: the slowest of every step would take 4 s instead of 1."""
+    point = make_point(devices=4, global_batch=4, micro_batch=1, mode="data")
+    facts = Facts(item="thing", items_per_sample=1, parameters=1, flops_per_item=None, flops_formula="known", samples_per_epoch=80)
+    ranks = []
+    for rank in range(4):
+        rows, at = StepTable(), 0.0
+        for step in range(81):
+            seconds = (3.7 if step % 4 == rank else 0.1) * (1 + 0.001 * rank)
+            rows.append(StepRow("first" if not step else "warm_up" if step < 21 else "measure", at, seconds, seconds))
+            at += seconds
+        ranks.append(RankSummary(at - sum(rows.of_phase("measure").seconds), at, rows, [], 0.1, 0.1, 0, clock="one"))
+    unknown = Peak(value=None, dtype="fp32", reason="not probed")
+    run = together(ranks, Known(Path(), point, facts, origin=0.0, started_at="", runtime=99.0, probed=unknown))
+    metrics = derive(run, None, None, unknown, unknown) | run_metrics(run, None)
+    assert sum(run.window_steps) == pytest.approx(run.window.seconds)
+    assert metrics["step_time_median"].value == pytest.approx(0.1, rel=0.01)
+    assert metrics["epoch_time_mean"].value == pytest.approx(20, rel=0.01)
+
+
+def test_who_waits_for_a_rank_that_works_alone_waits_as_long_as_the_point_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One node may have to stage its data when the others have theirs, and rank 0 alone validates after a window."""
+    asked: list[float] = []
+    monkeypatch.setattr(distributed, "init_process_group", lambda *_, timeout, **__: asked.append(timeout.total_seconds()))
+    monkeypatch.setattr(distributed, "new_group", lambda *_, timeout, **__: asked.append(timeout.total_seconds()))
+    monkeypatch.setattr(meeting, "_store", lambda *_: None)
+    monkeypatch.setattr(Ranks, "know_each_other", lambda _: None)
+    monkeypatch.setattr(distributed.distributed_c10d, "_unpickler", None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    for longest in (7200.0, 1.0):
+        Ranks.from_environment(torch.device("cpu"), longest)
+    assert asked == [7200.0, 7200.0, 600.0, 600.0]
+
+
+def test_a_node_s_peak_is_that_of_the_devices_that_a_point_uses_of_it(
+    tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes of an A100 and a smaller card beside it, on each of which the point uses the A100 alone."""
+    cards = tuple(DeviceModel(model=model, kind="cuda") for model in ("NVIDIA A100-SXM4-40GB", "NVIDIA L4"))
+    system = System(name="x", title="", devices_per_node=2, devices=cards, cpu=Cpu(model="c"))
+    monkeypatch.setattr(record, "detect", lambda: with_sheet(system))
+    monkeypatch.setattr(record, "environment", dict)  # asks git
+    rows = StepTable([StepRow("first" if not step else "measure", float(step), 1.0, 0.0) for step in range(9)])
+    ranks = [RankSummary(1.0, 9.0, rows, [1.0] * 9, 1.0, 1.0, 0, clock=f"node {rank}") for rank in range(2)]
+    facts = Facts(item="thing", items_per_sample=1, parameters=1, flops_per_item=1e12, flops_formula="known")
+    point = make_point(nodes=2, devices=1, global_batch=2, micro_batch=1, precision="bf16", device_class="gpu")
+    known = Known(tmp_path / "1", point, facts, 0.0, "", Peak(value=None, dtype="bf16", reason="not probed"), runtime=99.0)
+    found = record.make_record(ranks, known, table=False)
+    assert found.peak_datasheet is not None and found.peak_datasheet.value == 312e12
+    assert found.value("mfu") == pytest.approx(1e12 / 312e12)

@@ -122,6 +122,7 @@ def test_the_bank_labels_samples_by_position() -> None:
     # A sample that nobody has seen has no cluster and adds nothing to the loss.
     scores = [torch.zeros(2, 2)] * 2
     assert cluster_loss(scores, bank.labels[:, [2, 5]]).item() == pytest.approx(math.log(2))
+    assert cluster_loss(scores, bank.labels[:, [2, 4]]).item() == 0.0, "and a batch of such samples is no end of the training"
 
 
 def test_the_ensemble_loss_of_known_members() -> None:

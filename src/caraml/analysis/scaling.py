@@ -184,7 +184,7 @@ def step_views(records: Iterable[Record], store: Store) -> list[StepView]:
         path = raw_file(store, record, "steps")
         if path is None:
             continue
-        times = batches(record, read_steps(path))
+        times = batches(record, read_steps(path, in_step=record.point.in_step))
         every = read_ranks(path) if record.point.world > 1 else None
         slow = ranks(every.seconds, every.waits) if every is not None else []
         repeat = f" #{record.point.repeat + 1}" if record.point.repeat else ""
@@ -274,7 +274,7 @@ def _rates(basis: Basis, records: Sequence[Record], store: Store | None, median:
 
 def _median_error(record: Record, store: Store | None) -> float | None:
     path = raw_file(store, record, "steps") if store is not None else None
-    return median_error(read_steps(path).measured()) if path is not None else None
+    return median_error(read_steps(path, in_step=record.point.in_step).measured()) if path is not None else None
 
 
 # -- the matrices of MAELSTROM's deliverable D3.7, Figs. 1 to 3: what using more devices did to time and energy to solution ---------------

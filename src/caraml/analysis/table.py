@@ -108,8 +108,9 @@ def raw_files(store: Store, record: Record, name: str) -> list[tuple[str, Path]]
     return [(node, path) for node, file in files.items() if (path := raw_file(store, record, file)) is not None]
 
 
-def read_steps(path: Path) -> Steps:
-    """The steps of one record; over ranks the longest time and the mean loss. Raises ``InputError`` for a broken file."""
+def read_steps(path: Path, *, in_step: bool = True) -> Steps:
+    """The steps of one record; over ranks the longest time and the mean loss, or of ranks that are not ``in_step`` those of the slowest.
+    Raises ``InputError`` for a broken file."""
     columns = """step::BIGINT AS step, list_position(?::VARCHAR[], any_value(left(phase::VARCHAR, 100))) AS phase,
         coalesce(max(seconds::DOUBLE) FILTER (isfinite(seconds::DOUBLE)), 'nan'::DOUBLE) AS seconds,
         coalesce(avg(loss::DOUBLE) FILTER (isfinite(loss::DOUBLE)), 'nan'::DOUBLE) AS loss"""
@@ -119,14 +120,19 @@ def read_steps(path: Path) -> Steps:
         phases = [phase for (phase,) in connection.execute(named, [str(path)]).fetchall()]
         ends = connection.execute(f"SELECT min(step::BIGINT), max(step::BIGINT) FROM {source}", [str(path)]).fetchone()  # noqa: S608 -- as above
         first, last = ends if ends and ends[0] is not None else (0, -1)
+        asked, which = list[Any](), ""
+        if not in_step:
+            total = "sum(seconds::DOUBLE) FILTER (phase = 'measure' AND isfinite(seconds::DOUBLE))"
+            slowest = f"SELECT rank FROM {source} GROUP BY rank ORDER BY {total} DESC NULLS LAST, rank LIMIT 1"  # noqa: S608 -- as above
+            asked, which = [str(path)], f"AND rank = ({slowest})"
         if (most := last - first + 1) > STEPS:
             raise too_large(path, most, STEPS, "steps")
         # Of the size that they need at most: what is never written takes no memory, and nothing is copied as they grow.
         step, phase = np.empty(most, np.int64), np.empty(most, np.int16)
         seconds, loss, known = np.empty(most), np.empty(most), 0
         for begin in range(first, last + 1, _STEPS_AT_ONCE):
-            query = f"SELECT {columns} FROM {source} WHERE step BETWEEN ? AND ? GROUP BY ALL ORDER BY step"  # noqa: S608 -- as above
-            part = connection.execute(query, [phases, str(path), begin, begin + _STEPS_AT_ONCE - 1]).fetchnumpy()
+            query = f"SELECT {columns} FROM {source} WHERE step BETWEEN ? AND ? {which} GROUP BY ALL ORDER BY step"  # noqa: S608 -- as above
+            part = connection.execute(query, [phases, str(path), begin, begin + _STEPS_AT_ONCE - 1, *asked]).fetchnumpy()
             those = slice(known, known := known + len(part["step"]))
             for name, numbers in (("step", step), ("seconds", seconds), ("loss", loss)):
                 numbers[those] = np.ma.getdata(part[name])

@@ -63,9 +63,9 @@ def validate(
     task.model.eval()
     totals = torch.zeros(3, dtype=torch.float64)
     with torch.no_grad(), autocast(precision, device):
-        judged = [_judged(task, batch).double() for batch in watch(own)]
+        judged = [_judged(task, batch) for batch in watch(own)]
     if judged:
-        totals = torch.stack(judged).sum(0).cpu()
+        totals = torch.stack(judged).cpu().double().sum(0)  # on the host: not every accelerator has numbers of 64 bits
     task.model.train()
     loss, right, count = (sum(column) for column in zip(*ranks.gather(totals.tolist()), strict=True))
     if not count:

@@ -62,8 +62,10 @@ class Ranks:
         """Seconds that ranks of such loops, which go on, wait for one that does not come, at least; 0: for gloo's time limit."""
 
     @classmethod
-    def from_environment(cls, device: torch.device) -> Ranks:
+    def from_environment(cls, device: torch.device, longest: float = 0.0) -> Ranks:
         """Join the processes that ``caraml.engine.start`` has started, or stand alone. The model's tensors will be on ``device``.
+
+        ``longest``: seconds for which the others wait at least where a rank works alone, as in staging or in validation after the window.
 
         Raises:
             InputError: something else has started them.
@@ -73,7 +75,7 @@ class Ranks:
         if world == 1:
             return cls()
         dist.distributed_c10d._unpickler = PlainUnpickler
-        rank, timeout = int(os.environ["RANK"]), _AGREEMENT_TIMEOUT
+        rank, timeout = int(os.environ["RANK"]), max(_AGREEMENT_TIMEOUT, timedelta(seconds=longest))
         dist.init_process_group(collectives(device), store=_store(rank, world), rank=rank, world_size=world, timeout=timeout)
         ranks = cls(rank, world, int(os.environ.get("LOCAL_RANK", "0")), dist.new_group(backend="gloo", timeout=timeout))
         ranks.know_each_other()

@@ -285,7 +285,7 @@ def _read_steps(store: Store, records: Sequence[Record]) -> tuple[dict[str, Step
         if path is None or drawn.get(record.point.benchmark, 0) >= MOST_SERIES:
             continue
         try:
-            steps[record.key] = read_steps(path)
+            steps[record.key] = read_steps(path, in_step=record.point.in_step)
         except InputError as error:
             faults.append(first_line(store, error))
             continue

@@ -306,7 +306,8 @@ def _step_table(record: Record) -> str:
     """The source of metrics that are made of the window's single steps."""
     gpu = record.point.device_class == "gpu"
     timer = "a chain of device events, read after the window" if gpu else "the monotonic clock around each step"
-    return f"{record.files.get('steps', 'step table')}, phase measure, slowest rank of each step; timed by {timer}"
+    whose = "slowest rank of each step" if record.point.in_step else "the slowest rank"
+    return f"{record.files.get('steps', 'step table')}, phase measure, {whose}; timed by {timer}"
 
 
 def _flops(record: Record) -> str:

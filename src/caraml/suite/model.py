@@ -314,6 +314,11 @@ class Point(FrozenModel):
         return placement.fsdp > 1 or (self.holders > 1 and (placement.distributed_optimizer or placement.tp > 1))
 
     @property
+    def in_step(self) -> bool:
+        """Whether its ranks wait for each other in every step. Those that only read, or infer, each go at their own pace."""
+        return self.mode in TRAINING
+
+    @property
     def accumulation(self) -> int:
         """Micro-batches per optimizer step and copy of the model."""
         return self.global_batch // (self.micro_batch * self.dp)

@@ -23,7 +23,7 @@ from caraml.engine.instruments import Instruments, Nodes, on_clock, put_together
 from caraml.engine.loop import MeasuringLoop
 from caraml.engine.precision import ARITHMETIC
 from caraml.engine.ranks import Ranks
-from caraml.engine.steps import RankSummary, StepTable
+from caraml.engine.steps import RankSummary
 from caraml.metrics.energy import joules, nominal_epoch
 from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Epoch, Facts, Measured, Metric, OwnMetric, Peak, Phase, Window, steps_per_epoch
 from caraml.metrics.run import epoch_metrics, is_input_bound, run_metrics, whole_run, without_wait
@@ -142,7 +142,7 @@ def make_record(ranks: list[RankSummary], known: Known, *, table: bool = True) -
     known = dataclasses.replace(known, facts=_with_damaged(known.facts, ranks))
     measured, point = together(ranks, known), known.point
     nodes = _nodes(ranks, measured.window)
-    datasheet = known.datasheet or _datasheet(system, point.precision, len(ranks))
+    datasheet = known.datasheet or _datasheet(system, point.precision, point.devices)
     metrics = derive(measured, nodes.energy, nodes.idle, datasheet, known.probed, bandwidth=known.bandwidth, cache=known.cache)
     metrics["other_cpu_share"] = nodes.other_cpu
     metrics |= run_metrics(measured, nodes.energy)
@@ -200,7 +200,7 @@ def together(ranks: list[RankSummary], known: Known) -> Measured:
     if loss is not None and not np.isfinite(loss):
         loss, why = None, "it was NaN or infinite"
     waits = known.tells_wait
-    times = _slowest([rank.rows for rank in ranks])
+    times = _slowest(ranks, in_step=known.point.in_step)
     shortest, longest = seen(times[first : first + steps])
     each = [sum(items) for items in zip(*(rank.items for rank in ranks), strict=True)]
     even = at_mean_items(times, each, slice(first, first + steps)) if len(set(each)) > 1 else []
@@ -247,9 +247,12 @@ def _apart(ranks: list[RankSummary], times: list[float], waits: list[float | Non
     return None if None in waits else max(wait for wait in waits if wait is not None)
 
 
-def _slowest(ranks: list[StepTable]) -> Sequence[float]:
-    """Of every step, the time of the rank that took longest [s]."""
-    slowest = np.maximum.reduce([np.frombuffer(rows.seconds) for rows in ranks])
+def _slowest(ranks: list[RankSummary], *, in_step: bool) -> Sequence[float]:
+    """Of every step, the time of the rank that took longest [s]. Of ranks that are not ``in_step`` these would add up to more than any of
+    them took: there it is the rank whose window was longest."""
+    if not in_step:
+        return max(ranks, key=lambda rank: rank.end - rank.begin).rows.seconds
+    slowest = np.maximum.reduce([np.frombuffer(rank.rows.seconds) for rank in ranks])
     return array("d", slowest.tobytes())
 
 

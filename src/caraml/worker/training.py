@@ -154,7 +154,7 @@ class Worker:
         set_matmul_precision(self.point.precision)
         set_deterministic(self.point.deterministic, self.point.knobs.convolution_search)
         set_attention(self.point.knobs.attention, whole=self.point.placement.cp == 1)
-        ranks = Ranks.from_environment(device.torch_device)
+        ranks = Ranks.from_environment(device.torch_device, self.point.measure.timeout_seconds)
         if local_rank == 0:
             family = [os.getppid()] if self.point.world > 1 else None  # what starts the ranks of a node is their parent
             self._instruments = Instruments(sensors_of(device.torch_device, self.point.devices), family=family)

@@ -281,8 +281,10 @@ class MemoryBank:
 def cluster_loss(scores: Sequence[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
     """Cross entropy of each head's cosine similarities (B, K) against the clusters (heads, B), the mean over heads; samples without a
     cluster, -1, do not count."""
-    losses = [F.cross_entropy(score.float() / _TEMPERATURE, label, ignore_index=-1) for score, label in zip(scores, labels, strict=True)]
-    return torch.stack(losses).mean()
+    known = (labels >= 0).sum(1).clamp(min=1)  # per head: of a small batch it may be none, whose mean would be no number
+    pairs = zip(scores, labels, strict=True)
+    losses = [F.cross_entropy(score.float() / _TEMPERATURE, label, ignore_index=-1, reduction="sum") for score, label in pairs]
+    return (torch.stack(losses) / known).mean()
 
 
 def build(ctx: BuildContext[RegimeParams]) -> Task:
