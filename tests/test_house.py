@@ -129,11 +129,11 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_919,
-    "base": 2_891,
+    "base": 3_027,
     "campaign": 1_628,
     "cli": 1_621,
     "data": 789,
-    "engine": 4_771,
+    "engine": 4_798,
     "launch": 1_793,
     "metrics": 996,
     "power": 4_849,
@@ -143,7 +143,7 @@ LINES = {
     "suite": 2_729,
     "system": 3_508,
     "verify": 1_060,
-    "worker": 2_477,
+    "worker": 2_514,
     "workloads": 8_375,
 }
 FILES = 191

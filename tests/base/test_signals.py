@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import threading
+from types import FrameType
 
 import pytest
 
-from caraml.base.processes import die_with_parent, on_signals
+from caraml.base import processes
+from caraml.base.processes import die_with_parent, last_words, on_signals
 from caraml.data import store
 
 
@@ -73,6 +76,93 @@ def test_in_another_thread_nothing_is_changed() -> None:
     thread.start()
     thread.join()
     assert found == [signal.getsignal(signal.SIGUSR1)]
+
+
+# -- last words --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[int]:
+    """The signals that would have ended this process."""
+    found: queue.Queue[int] = queue.Queue()
+    monkeypatch.setattr(processes, "_end_by", found.put)
+    return found
+
+
+def test_last_words_are_said_before_a_signal_ends_the_process(ends: queue.Queue[int]) -> None:
+    """Also while the main thread waits for what no signal interrupts, and if the first to speak fails."""
+    said: list[tuple[str, int]] = []
+
+    def fail(number: int) -> None:
+        said.append(("inner", number))
+        raise OSError
+
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    with last_words(lambda number: said.append(("outer", number))), last_words(fail):
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        assert ends.get(timeout=60) == signal.SIGTERM
+        assert said == [("inner", signal.SIGTERM), ("outer", signal.SIGTERM)]
+    assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGHUP) == signal.SIG_DFL and signal.set_wakeup_fd(-1) == -1
+    assert "last words" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_signal_that_comes_as_the_block_ends_is_not_lost(ends: queue.Queue[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes._last_words, "_listen", lambda: None)
+    with last_words(ends.put):
+        signal.raise_signal(signal.SIGHUP)
+        assert ends.empty()
+    assert ends.get_nowait() == signal.SIGHUP and ends.empty()
+
+
+def test_who_handles_a_signal_decides_what_it_does(ends: queue.Queue[int]) -> None:
+    """Lightning's trainer calls the handler that it finds, and ends when its batch does; others put it back after the block."""
+    came: list[int] = []
+
+    def theirs(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        assert callable(found)
+        found(number, frame)
+
+    try:
+        with last_words(ends.put):
+            found = signal.signal(signal.SIGTERM, theirs)
+            signal.raise_signal(signal.SIGTERM)
+        assert came == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) == theirs and ends.empty()
+        with last_words(ends.put):
+            signal.raise_signal(signal.SIGTERM)
+            assert signal.getsignal(signal.SIGTERM) == theirs
+        assert came == [signal.SIGTERM] * 2 and ends.empty()
+        signal.signal(signal.SIGTERM, found)
+        signal.raise_signal(signal.SIGTERM)
+        assert ends.get_nowait() == signal.SIGTERM, "whoever left the block can be ended as before"
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_last_words_are_the_main_thread_s(ends: queue.Queue[int]) -> None:
+    found: list[object] = []
+
+    def look() -> None:
+        with last_words(ends.put):
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [signal.SIG_DFL]
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    try:
+        with last_words(ends.put):  # another loop, as asyncio's, hears of signals first
+            assert signal.set_wakeup_fd(writing) == writing
+            signal.raise_signal(signal.SIGTERM)
+            assert {ends.get(timeout=60), ends.get(timeout=60)} == {signal.SIGTERM}
+        assert signal.set_wakeup_fd(-1) == writing
+    finally:
+        signal.set_wakeup_fd(-1)
+        os.close(reading)
+        os.close(writing)
 
 
 def test_where_there_is_no_prctl_a_process_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:

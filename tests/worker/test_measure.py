@@ -27,6 +27,7 @@ from rich.console import Console
 
 import caraml
 from caraml.analysis.grouping import work_of
+from caraml.base import processes
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.engine.device import CpuDevice
 from caraml.engine.ranks import LooseRanks, Ranks
@@ -343,6 +344,9 @@ def test_sensors_are_read_no_more_where_the_idle_baseline_was_interrupted(tmp_pa
     with pytest.raises(KeyboardInterrupt), caraml.measure("early", out=tmp_path, policy=QUICK):
         pytest.fail("the block began")
     assert len(found) > len(before) and reading() == before
+    record = only(tmp_path)
+    assert (record.status, record.reason, {*record.files}) == ("failed", "KeyboardInterrupt", {"power"})
+    assert [phase.name for phase in record.phases] == ["idle"]
 
 
 def test_results_go_where_the_block_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,6 +423,74 @@ def test_a_loop_whose_errors_nobody_reads_goes_on(tmp_path: Path, monkeypatch: p
     gone.close()
     monkeypatch.setattr(sys, "stderr", gone)
     assert measured(tmp_path).status == "ok"
+
+
+@pytest.mark.parametrize("where", ["idle", "warm_up", "measure", "idle_after"])
+@pytest.mark.parametrize("kind", [Ranks, Twins])
+def test_a_loop_that_is_killed_leaves_a_record(where: str, kind: type[Ranks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Slurm at the time limit, or by scancel: in its idle baselines, in its steps, and as it waits for other ranks."""
+    monkeypatch.setenv("CARAML_POWER", "fake:constant")
+    monkeypatch.setattr(own_loop, "ranks_in_use", kind)
+    killed = threading.Event()
+    monkeypatch.setattr(processes, "_end_by", lambda number: killed.set())
+
+    def kill() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        assert killed.wait(60)
+        raise SystemExit  # the process would be gone
+
+    def baseline(ranks: Ranks, instruments: Any, seconds: float) -> None:
+        if where == ("idle" if "m" not in loops else "idle_after"):
+            kill()
+
+    monkeypatch.setattr(own_loop, "quiet_baseline", baseline)
+    steps, loops = 0, dict[str, Any]()
+    with pytest.raises(SystemExit), caraml.measure("killed", out=tmp_path, policy=QUICK) as m:
+        loops["m"] = m
+        while m.step(1):
+            time.sleep(0.005)
+            steps += 1
+            if m._log.current == where and len(m._loop._timer.read) > 3:
+                kill()
+    record = only(tmp_path)
+    assert record.attempt == 1 and "power" in record.files
+    if where == "idle_after":
+        assert record.status == "ok" and record.window is not None
+        return
+    assert record.phases[-1].name == where
+    rank = "rank 0: " if kind is Twins else ""
+    assert (record.status, record.reason) == ("failed", f"{rank}killed by SIGTERM in phase {where}, after {steps} steps")
+    assert where == "idle" or len(read_table(Store(tmp_path).folder(record) / record.files["steps"])["seconds"]) >= steps - 1
+
+
+FORKED = """
+import multiprocessing, signal, sys, time, caraml
+
+def wait():
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    time.sleep(60)
+
+context, policy = multiprocessing.get_context("fork"), caraml.Policy(min_steps=4, max_steps=40, warm_up_max_seconds=0.1, idle_seconds=0)
+with caraml.measure("forks", out=sys.argv[1], policy=policy) as m:
+    while m.step(1):
+        process = context.Process(target=wait)
+        process.start()
+        process.terminate()
+        process.join()
+        assert process.exitcode == -signal.SIGTERM
+    other = context.Process(target=wait)
+    other.start()
+other.terminate()
+assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+print("on")
+"""
+
+
+def test_a_signal_for_a_fork_ends_the_fork_alone(tmp_path: Path) -> None:
+    """At once, and with the status that it has without CARAML; and one that lives on keeps no block open."""
+    done = subprocess.run([sys.executable, "-c", FORKED, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0 and done.stdout == "on\n", done.stderr
+    assert only(tmp_path).status == "ok"
 
 
 FORKS = """
@@ -537,6 +609,31 @@ def test_ranks_whose_loops_end_apart_are_told_where(
         assert record.status == "ok" and left == [ranks], "its group has files and threads"
         return
     assert record.status == "failed" and re.search(words, record.reason or "") and record.files["steps"]
+
+
+@pytest.mark.parametrize("comes", ["not", "late"])
+def test_a_rank_that_does_not_leave_its_loop_holds_no_other_for_long(
+    comes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may hang in a collective of its own, for as long as that lasts. What was measured is known, and the program goes on as without."""
+    ranks = Pair(1, LATE if comes == "not" else GONE)
+    left: list[Any] = []
+    if comes == "late":
+        ranks._store.set(f"{ranks._key}/parted", "")
+    monkeypatch.setattr(own_loop, "ranks_in_use", lambda: ranks)
+    monkeypatch.setattr(ranks, "leave", lambda: left.append(ranks))
+    monkeypatch.setattr(ranks, "_longest", lambda: 60.0)
+    exchange, asked = ranks._exchange, []
+    monkeypatch.setattr(ranks, "_exchange", lambda mine, patience: asked.append(patience) or exchange([*mine[:2], 0], patience))
+    with caraml.measure("hangs", out=tmp_path, policy=QUICK) as m:
+        ranks.ends_at = 10**6
+        while m.step(1):
+            time.sleep(0.005)
+        monkeypatch.setattr(ranks, "_exchange", lambda *_: exchange([0, ranks.steps, 1], 60.0))
+        ranks.ends_at = 0
+    assert m.record == only(tmp_path) and m.record.status == "ok" and left == [ranks] and ranks._parted()
+    assert "rank 0 leaves the block of 'hangs' without others" in capsys.readouterr().err
+    assert m.record.phases[-1].name == "measure" and {*asked} == {60.0}
 
 
 def test_the_first_of_several_ranks_that_fail_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

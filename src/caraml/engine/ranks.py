@@ -117,6 +117,10 @@ class Ranks:
     def ends(self, patience: float) -> None:
         """This rank's loop has ended. Where ranks may leave it apart, wait for the others to leave it, too, for ``patience`` seconds."""
 
+    def leave_together(self) -> bool:
+        """Whether all ranks have left their loops, which were measured to their end, once they have."""
+        return True
+
     @contextlib.contextmanager
     def telling(self) -> Iterator[bool | None]:
         """Whether this rank is the one to record, inside the block, what failed; ``None`` where nobody knows any more."""
@@ -170,15 +174,38 @@ class LooseRanks(Ranks):
     def agree(self, value: int) -> int:
         """Rank 0's value, on every rank. Raises ``InputError``, on every rank, where one has left the loop or is at another step, and where
         one does not come for longer than all steps so far have taken."""
+        return self._meet(value, patience=self._longest())
+
+    def _longest(self) -> float | None:
+        """Seconds to wait for a rank while loops go on."""
         so_far = time.monotonic() - self._began
         longest = max(self.patience, so_far, _LONG_STEPS * so_far / max(self.steps, 1))
-        return self._meet(value, patience=min(longest, _LONGEST) if self.patience else None)
+        return min(longest, _LONGEST) if self.patience else None
 
     def ends(self, patience: float) -> None:
         """Wait for the others' end, which has to be at the same step. Raises ``InputError`` where it is not, or has not come in time."""
         with contextlib.suppress(RuntimeError):  # only an error's words miss it
             self._store.set(f"{self._key}/{self.rank}", str(self.steps))
         self._meet(0, ended=True, patience=patience or None)
+
+    def leave_together(self) -> bool:
+        """Wait for the others as long as for one at its next step. False where one does not come, and where others left without this."""
+        try:
+            if not self._parted():
+                self._meet(0, ended=True, patience=self._longest())
+                return True
+        except InputError:  # it hangs, maybe in a collective of its own, and all that was measured is known
+            with contextlib.suppress(RuntimeError):
+                self._store.set(f"{self._key}/parted", "")
+        except RuntimeError:
+            if not self._parted():
+                raise
+        return False
+
+    def _parted(self) -> bool:
+        with contextlib.suppress(RuntimeError):
+            return bool(self._store.check([f"{self._key}/parted"]))
+        return False
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[bool | None]:

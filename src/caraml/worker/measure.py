@@ -7,10 +7,11 @@ The owner calls ``step`` at the end of each step. Under torchrun every rank does
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
 from numbers import Integral
 from pathlib import Path
@@ -18,9 +19,10 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from caraml import __version__
-from caraml.base.errors import InputError, is_out_of_memory
+from caraml.base.errors import CaramlError, InputError, is_out_of_memory
 from caraml.base.format import count
 from caraml.base.limits import COUNT
+from caraml.base.processes import last_words
 from caraml.base.toml import checked, shown
 from caraml.engine.device import CpuDevice
 from caraml.engine.instruments import Instruments, quiet_baseline
@@ -43,6 +45,8 @@ _NOTHING = StepOutcome(None, 0.0)
 FEWEST = 2 * FEWEST_STEPS + 1
 """Steps of a loop that ends in its warm-up: the first, and as many again as are left out of the rest."""
 _LATE = f"of one that ends in its warm-up the second half counts, so {FEWEST} are needed"
+_BEHIND = 1.0
+"""Seconds that other ranks leave rank 0 to begin with the record of ranks that are killed."""
 _PATIENCE, _LONG_STEPS, _STUCK = 60.0, 10, 300.0
 """Seconds, and the fewest steps' time, that ranks whose loop has ended wait for the others to leave theirs; and seconds that ranks whose
 loops go on wait for one that does not."""
@@ -57,6 +61,8 @@ class OwnLoop:
         self._before = self._peaks()
         self._items: list[int] = []
         self._process, self._one_at_a_time, self._ended = os.getpid(), threading.RLock(), False
+        self._writing = threading.RLock()
+        """Held where a record is written: the loop may end, a thread of it go on, and a signal end the process, all at once."""
         self._over = False
         """Whether this rank has nothing to tell any more: rank 0 writes the record."""
         self._closed: list[RankSummary] | None = None
@@ -71,19 +77,24 @@ class OwnLoop:
         self._log = PhaseLog(time.monotonic(), lambda phase: None)
         self._records = LoopRecords(point, facts, out, ranks, self._log)
         self._instruments: Instruments | None = None
+        hooks = Hooks(phase=self._log.phase, edge=lambda: self._instruments is None or self._instruments.edge())
+        self._loop = MeasuringLoop(self._device, ranks, point.measure, hooks)
+        self._until_ended = ExitStack()
+        self._until_ended.enter_context(last_words(self._keep_before_killed))
+        self._until_ended.callback(self._stop_reading)
         try:
             with self._log.phase("idle"):
                 if place.leads:
                     self._instruments = Instruments(place.gpus, family=place.family)
                 self._device.synchronize()
                 quiet_baseline(ranks, self._instruments, point.measure.idle_seconds)
-        except BaseException:  # Ctrl-C, say, where the program goes on, as in a notebook
-            self._stop_reading()
+            self._run_began = time.monotonic()
+            self._loop.__enter__()
+        except BaseException as error:  # Ctrl-C, say, where the program goes on, as in a notebook
+            with self._until_ended, suppress(Exception):  # the error is what is to be told
+                if not isinstance(error, CaramlError):  # of what was asked for, before anything was measured
+                    self._fail("failed", reason_of(error), alone=True)
             raise
-        self._run_began = time.monotonic()
-        edge = self._instruments.edge if self._instruments is not None else lambda: None
-        self._loop = MeasuringLoop(self._device, ranks, point.measure, Hooks(phase=self._log.phase, edge=edge))
-        self._loop.__enter__()
 
     @property
     def record(self) -> Record | None:
@@ -131,7 +142,7 @@ class OwnLoop:
             raise
         finally:
             self._ended = True
-            self._stop_reading()
+            self._until_ended.close()
 
     def _stop_reading(self) -> None:
         if self._instruments is not None:
@@ -172,8 +183,10 @@ class OwnLoop:
     def _record_measurement(self) -> None:
         ranks, self._left = self._ranks, time.monotonic()
         with self._log.phase("idle_after"):
-            self._meet_others()
-            with self._one_at_a_time:  # of a thread that still steps nothing is written beside the last word
+            if not self._meet_others():
+                self._leave_alone()
+                return
+            with self._writing:  # of a thread that still steps nothing is written beside the last word
                 self._tried = True
             quiet_baseline(ranks, self._instruments, self._point.measure.idle_seconds)
         everyone = self._gathered(last=True)
@@ -185,7 +198,7 @@ class OwnLoop:
             files = write_readings(ranks, everyone, self._instruments, folder, self._log.origin)
         try:
             if ranks.rank == 0:
-                with to_its_end():
+                with self._writing, to_its_end():
                     self._write(everyone, self._records.known(folder, point, files, *self._told), missing)
         finally:
             self._over = ranks.rank > 0
@@ -193,24 +206,33 @@ class OwnLoop:
         if isinstance(ranks, LooseRanks):
             ranks.leave()
 
-    def _meet_others(self) -> None:
-        """Wait for the device, and for the others to leave their loops; keep what was measured where one does not for a while."""
+    def _leave_alone(self) -> None:
+        """Another rank does not leave its loop, or has left without this one: the record is as it was when the window closed."""
+        ranks = self._ranks
+        self._keep_early()
+        self._over = self.record is None and not self._records.read_kept()
+        ranks.leave()
+        say(f"caraml: rank {ranks.rank} leaves the block of {self._point.benchmark!r} without others; it has no idle baseline after it")
+
+    def _meet_others(self) -> bool:
+        """Wait for the device, and for the others to leave their loops, and whether they did; keep what was measured where one does not for
+        a while."""
         if self._closed is None:
             self._device.synchronize()
-            return
+            return True
         waits = threading.Timer(self._patience or _PATIENCE, self._keep_while_it_goes_on, [True])
         waits.daemon = True
         waits.start()
         try:
             self._device.synchronize()
-            self._ranks.ends(0.0)
+            return self._ranks.leave_together()
         finally:
             waits.cancel()
             waits.join()
 
     def _keep_while_it_goes_on(self, waits: bool = False) -> None:
         """:meth:`_keep_early`, once, beside a loop that is not to end by that."""
-        with self._one_at_a_time:
+        with self._writing:
             if self._tried or os.getpid() != self._process:
                 return
             self._tried = True
@@ -224,7 +246,7 @@ class OwnLoop:
     def _keep_early(self) -> None:
         """Write the record of a complete window before the end of the block, which may be a kill, or never come. Of several ranks the first
         that asks does."""
-        with self._one_at_a_time:
+        with self._writing:
             if self.record is None and not self._over:
                 self._write_early()
 
@@ -250,18 +272,28 @@ class OwnLoop:
     def _fail(self, status: Status, reason: str, *, alone: bool = False) -> None:
         """Record a failure: of this rank ``alone`` the rank that fails first, since the others wait for it, and are ended with it."""
         ranks = self._ranks
-        if self.record is not None or self._over:
-            return
-        if self.done and (self._closed is not None or ranks.world == 1):
-            with suppress(Exception):  # else that it failed is to be told, at least
-                self._keep_early()
+        with self._writing:
+            if self.record is not None or self._over:
                 return
-        with self._records.to_record(self._records.of_batch(1), alone=alone) as folder:
-            if folder is not None:
-                files = rescued(folder, ranks.rank, self._loop, self._instruments, self._log.origin)
-                self._records.keep_failure(
-                    folder, status, reason if ranks.world == 1 or not alone else f"rank {ranks.rank}: {reason}", files
-                )
+            if self.done and (self._closed is not None or ranks.world == 1):
+                with suppress(Exception):  # else that it failed is to be told, at least
+                    self._keep_early()
+                    return
+            with self._records.to_record(self._records.of_batch(1), alone=alone) as folder:
+                if folder is not None:
+                    files = rescued(folder, ranks.rank, self._loop, self._instruments, self._log.origin)
+                    self._records.keep_failure(
+                        folder, status, reason if ranks.world == 1 or not alone else f"rank {ranks.rank}: {reason}", files
+                    )
+
+    def _keep_before_killed(self, number: int) -> None:
+        """Record what was measured so far: a signal is to end this process, in whose main thread anything may go on."""
+        if self._ended or os.getpid() != self._process:
+            return
+        if self._ranks.rank:  # rank 0, which has the sensors, comes first where the signal is for all
+            time.sleep(_BEHIND)
+        where = f"killed by {signal.Signals(number).name} in phase {self._log.current}, after {count(self._loop.steps, 'step')}"
+        self._fail("failed", where, alone=True)
 
     def _peaks(self) -> tuple[int | None, int | None]:
         """Highest memory of the device and of the process so far."""

@@ -95,8 +95,7 @@ class LoopRecords:
             self._write_here(everyone, known, missing, reported)
         except OSError as error:
             if known.folder == self.early:  # what was written before stays
-                with suppress(InputError, OSError):  # by another rank, maybe
-                    self.record = self.record or read_record(known.folder / RECORD)
+                self.read_kept()  # by another rank, maybe
                 say(f"caraml: {known.folder}: {error.strerror or error}; its record is as it was when the window closed")
                 return
             self._move(error)
@@ -124,6 +123,12 @@ class LoopRecords:
         self.early = kept if kept is not None and kept.is_dir() and not theirs else None
         return self.early
 
+    def read_kept(self) -> Record | None:
+        """The record that another rank wrote before the block ended, where it can be read here."""
+        with suppress(InputError, OSError):
+            self.record = self.record or (read_record(kept / RECORD) if (kept := self.kept()) is not None else None)
+        return self.record
+
     def new_attempt(self, point: Point) -> Path:
         """A folder for the next record of this point, where there is room."""
         try:
@@ -149,7 +154,7 @@ class LoopRecords:
             status=status,
             reason=reason,
             started_at=self._started_at,
-            phases=self._log.phases,
+            phases=self._log.so_far,
             facts=self._facts,
             system=detect().model_dump(mode="json"),
             environment={**surroundings, "missing": missing},
