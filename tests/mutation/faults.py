@@ -406,8 +406,8 @@ FAULTS = [
     Fault(
         "step times of rank 0",
         RECORD,
-        "np.maximum.reduce([np.frombuffer(rows.seconds) for rows in ranks])",
-        "np.frombuffer(ranks[0].seconds)",
+        "np.maximum.reduce([np.frombuffer(rank.rows.seconds) for rank in ranks])",
+        "np.frombuffer(ranks[0].rows.seconds)",
         (T_VIEW,),
     ),
     Fault(
