@@ -130,11 +130,11 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_919,
     "base": 3_027,
-    "campaign": 1_628,
+    "campaign": 1_629,
     "cli": 1_621,
     "data": 789,
     "engine": 4_798,
-    "launch": 1_793,
+    "launch": 1_842,
     "metrics": 996,
     "power": 4_849,
     "reference": 515,

@@ -306,6 +306,76 @@ def test_partition_limits(text: str, minutes: float | None) -> None:
     assert queue._minutes(text) == minutes
 
 
+def stand_in(folder: Path, name: str, text: str) -> None:
+    """A program of this name, a shell script."""
+    (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_variables_of_the_user_hide_no_job_and_replace_nothing_that_a_script_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the real ones: they obey SQUEUE_PARTITION, and SBATCH_PARTITION goes before a script's own line."""
+    stand_in(tmp_path, "squeue", '[ -n "$SQUEUE_PARTITION" ] || echo "5|RUNNING|None"')
+    stand_in(tmp_path, "sbatch", 'echo "partition=$SBATCH_PARTITION account=$SBATCH_ACCOUNT time=$SBATCH_TIMELIMIT" >&2; exit 1')
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for name in ("SQUEUE_PARTITION", "SBATCH_PARTITION", "SBATCH_ACCOUNT", "SBATCH_TIMELIMIT"):
+        monkeypatch.setenv(name, "own")
+    assert queue.in_queue().keys() == {"5"}
+    assert SlurmLauncher(Scheduler(), tmp_path).check("#SBATCH --partition=booster\n#SBATCH --time=9\n") == "partition= account=own time="
+
+
+def test_answers_that_nobody_expects_are_no_traces(busy: Path) -> None:
+    stand_in(busy, "squeue", "echo 'CLUSTER: far'; echo; echo '12|main|50|N/A|Priority'")
+    assert queue.turns().keys() == {"12"}
+    stand_in(busy, "sbatch", "printf 'Ung\\374ltiges Konto' >&2; exit 1")
+    assert (SlurmLauncher(Scheduler(), busy).check("") or "").startswith("Ung")
+    stand_in(busy, "squeue", "echo 'queue full, retrying' >&2; exec sleep 9")
+    assert queue.complaint(queue.call(["squeue"], seconds=0.2).stderr) == "queue full, retrying; squeue did not answer within 0.2 s"
+
+
+SBATCH = r"""
+tasks=$(sed -n 's/^#SBATCH --array=0-\([0-9]*\).*/\1/p' "${@: -1}"); tasks=$((${tasks:-0} + 1))
+here=$(cat "$0.jobs")
+if [ $((here + tasks)) -gt 5 ]; then
+  echo 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2
+  echo 'sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, ...)' >&2
+  exit 1
+fi
+echo $((here + tasks)) >"$0.jobs"; echo 'Your project has 7 core hours left.'; echo "$((here + tasks));far"; echo 'Thank you.'
+"""
+
+
+def test_an_array_of_more_tasks_than_may_be_in_the_queue_is_cut(
+    tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = jobs(tmp_path, make_point, [1] * 12, Site(scheduler=Scheduler(gpus="none")))
+    stand_in(tmp_path, "sbatch", SBATCH)
+    (tmp_path / "sbatch.jobs").write_text("0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    launcher = SlurmLauncher(Scheduler(), tmp_path / "jobs")
+    handles = list(launcher.submit(made))
+    assert [handle.split(":")[1] for handle in handles] == ["3_0", "3_1", "3_2", "4", "5", *["refused"] * 7]
+    reasons = {launcher.poll([handle])[handle].reason for handle in handles[5:]}
+    (reason,) = reasons
+    assert reason is not None and "QOSMaxSubmitJobPerUserLimit" in reason and "the same command submits it" in reason
+    stand_in(tmp_path, "sbatch", "echo 'Thank you.'")
+    (handle,) = launcher.submit(made[:1])
+    assert launcher.poll([handle])[handle].reason == "sbatch answered 'Thank you.', expected the number of a job"
+
+
+def test_a_site_may_allow_fewer_tasks_than_numbers_of_tasks(busy: Path) -> None:
+    stand_in(busy, "scontrol", "echo 'MaxArraySize            = 4001'; echo 'SchedulerParameters     = bf_x,max_array_tasks=300,y=1'")
+    assert queue.array_limit() == 300
+
+
+def test_jobs_are_told_as_soon_as_the_queue_has_them(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a campaign that ends in between knows those that it has."""
+    made = jobs(tmp_path, make_point, [1, 1], Site(scheduler=Scheduler(gpus="none")))
+    stand_in(tmp_path, "sbatch", 'echo >>"$0.calls"; wc -l <"$0.calls"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    handles = SlurmLauncher(Scheduler(), tmp_path / "jobs", SlurmOptions(one_at_a_time=True)).submit(made)
+    assert next(handles).startswith("slurm:1:") and (tmp_path / "sbatch.calls").read_text() == "\n"
+
+
 # -- before the first point --------------------------------------------------------------------------------------------
 
 

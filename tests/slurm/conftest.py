@@ -7,7 +7,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,8 +105,9 @@ def make_bench(root: Path) -> Bench:
     return Bench(root, Site(scheduler=scheduler, software=Software(venv=str(root / "venv"))))
 
 
-def wait(launcher: SlurmLauncher, handles: list[str], seconds: float = 90, until: tuple[str, ...] = ("ended", "lost")) -> list[JobState]:
+def wait(launcher: SlurmLauncher, jobs: Iterable[str], seconds: float = 90, until: tuple[str, ...] = ("ended", "lost")) -> list[JobState]:
     """Poll until every job is in one of the states; returns the states in order."""
+    handles = list(jobs)
     deadline = time.monotonic() + seconds
     while True:
         states = launcher.poll(handles)

@@ -49,7 +49,7 @@ class Program:
         job = program_of(root, program, sensors=sensors, idle=idle, **params)
         self.folder = job.folder
         self._launcher = make_bench(root / "bench").launcher()
-        self.handles = self._launcher.submit([job])
+        self.handles = list(self._launcher.submit([job]))
 
     def ended(self) -> Record:
         """The record, when the job is over."""
@@ -165,7 +165,7 @@ def test_a_program_of_a_shared_job_is_cancelled_and_the_others_go_on(bench: Benc
     """It is no step of the job, which would be cancelled by itself."""
     jobs = [program_of(bench.root, f"echo go; sleep {seconds}", nodes=1) for seconds in (300, 1)]
     launcher = bench.launcher(pack=2)
-    handles = launcher.submit(jobs)
+    handles = list(launcher.submit(jobs))
     until(lambda: (jobs[0].folder / LOG).exists() and "go" in (jobs[0].folder / LOG).read_text())
     launcher.cancel(handles[:1])
     states = wait(launcher, handles)
@@ -177,7 +177,7 @@ def test_programs_of_a_shared_job_see_the_gpus_they_asked_for(bench: Bench) -> N
     """They have no steps with a share of the job's: a program of one GPU would have the two of its neighbour, and their energy."""
     jobs = [program_of(bench.root, 'echo "$CUDA_VISIBLE_DEVICES"', nodes=1, gpus=count) for count in (1, 2, 1)]
     launcher = bench.launcher(pack=3)
-    handles = launcher.submit(jobs)
+    handles = list(launcher.submit(jobs))
     assert {state.exit_code for state in wait(launcher, handles)} == {0}
     assert [len((job.folder / LOG).read_text().strip().split(",")) for job in jobs] == [1, 2, 1]
     numbers = [handle.split(":")[1].partition("+")[0] for handle in handles]

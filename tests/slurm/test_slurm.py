@@ -64,7 +64,7 @@ def slow(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Slow:
     waits = {"workload": "known", "params": {"device": "asynchronous", "step_seconds": 0.02}}
     heeding = real_job(bench.root, Site(scheduler=bench.site.scheduler.model_copy(update=minute)), measure=policy, **waits)
     deaf = bench.job("trap '' TERM; sleep 300 & wait; sleep 300", minute, timeout=50)
-    return bench, [heeding, deaf], bench.launcher().submit([heeding, deaf])
+    return bench, [heeding, deaf], list(bench.launcher().submit([heeding, deaf]))
 
 
 def test_a_job_ends_with_its_point_s_exit_code(bench: Bench) -> None:
@@ -90,7 +90,7 @@ def test_points_alike_become_one_array_and_keep_to_the_throttle(bench: Bench) ->
     both = "touch ../../../here-$$; until [ $(ls ../../../here-* | wc -l) -ge 2 ]; do sleep 0.1; done; sleep 0.6; measured"
     jobs = [*(bench.job(both) for _ in range(3)), bench.job("measured"), bench.job("measured", nodes=2)]
     launcher = bench.launcher(throttle=2)
-    handles = launcher.submit(jobs)
+    handles = list(launcher.submit(jobs))
     numbers = [handle.split(":")[1] for handle in handles]
     array = numbers[0].partition("_")[0]
     assert numbers[:3] == [f"{array}_{task}" for task in range(3)]
@@ -103,7 +103,7 @@ def test_small_points_share_a_job_one_after_another(bench: Bench) -> None:
     behaviour = "echo $SLURM_JOB_ID >number; sleep 0.2; measured"
     jobs = [bench.job(behaviour), bench.job("exit 4"), bench.job(behaviour, nodes=2), bench.job(behaviour)]
     launcher = bench.launcher(pack=3)
-    handles = launcher.submit(jobs)
+    handles = list(launcher.submit(jobs))
     states = wait(launcher, handles)
     assert [state.exit_code for state in states] == [0, 4, 0, 0]
     assert overlap([jobs[0], jobs[1], jobs[3]]) == 1
@@ -114,7 +114,7 @@ def test_small_points_share_a_job_one_after_another(bench: Bench) -> None:
 def test_one_point_of_a_shared_job_is_cancelled_and_the_others_go_on(bench: Bench) -> None:
     jobs = [bench.job("sleep 300"), bench.job("sleep 300"), bench.job("measured")]
     launcher = bench.launcher(pack=3)
-    handles = launcher.submit(jobs)
+    handles = list(launcher.submit(jobs))
     until((jobs[0].folder / "begin").exists)
     assert launcher.poll(handles)[handles[0]].state == "running"
     assert launcher.poll(handles)[handles[1]].state == "waiting", "its turn has not come"
@@ -127,7 +127,7 @@ def test_one_point_of_a_shared_job_is_cancelled_and_the_others_go_on(bench: Benc
 def test_cancelling_ends_running_and_waiting_jobs(bench: Bench) -> None:
     jobs = [bench.job("sleep 300 & echo $! >child; wait"), bench.job("measured")]
     launcher = bench.launcher(one_at_a_time=True)
-    handles = launcher.submit(jobs)
+    handles = list(launcher.submit(jobs))
     until(lambda: (jobs[0].folder / "child").exists() and (jobs[0].folder / "child").read_text().endswith("\n"))
     assert launcher.poll(handles)[handles[1]].reason == "Dependency"
     said = launcher.waiting_text(handles)
@@ -148,7 +148,7 @@ def test_a_lost_node_is_a_lost_job_or_one_that_starts_again(bench: Bench, cluste
     lost = bench.job("sleep 300; measured", {"extra": on_third})
     again = bench.job(behaviour, {"extra": on_third, "requeue": True})
     launcher = bench.launcher()
-    handles = launcher.submit([lost, again])
+    handles = list(launcher.submit([lost, again]))
     until(lambda: all((job.folder / "begin").exists() for job in (lost, again)))
     assert {state.state for state in launcher.poll(handles).values()} == {"running"}
     cluster.kill_node("sn3")
@@ -170,7 +170,7 @@ def test_a_requeued_job_starts_afresh(bench: Bench) -> None:
         'echo "${SLURM_RESTART_COUNT:-0}" >>starts; [ -n "${SLURM_RESTART_COUNT:-}" ] || sleep 300; measured', {"requeue": True}
     )
     launcher = bench.launcher()
-    handles = launcher.submit([job])
+    handles = list(launcher.submit([job]))
     until((job.folder / "starts").exists)
     subprocess.run(["scontrol", "requeue", handles[0].split(":")[1]], check=True)
     (state,) = wait(launcher, handles)
@@ -233,7 +233,7 @@ def test_a_controller_that_is_away_loses_nothing(bench: Bench, cluster: Cluster,
     finally:
         back.start()
     monkeypatch.undo()
-    handles = launcher.submit([late])
+    handles = list(launcher.submit([late]))
     back.join()
     assert wait(launcher, handles)[0].exit_code == 0
 

@@ -245,6 +245,7 @@ class CampaignRun:
                     refused += [] if note_handle(folder, handle, self.options.launcher) else [handle]
                     if self.device is not None:
                         self.device.runs(handle)
+                self._heart.beat()  # a queue may take long to accept a thousand jobs
             if refused:
                 refuse_handles(launcher, self.options.launcher, refused)
 

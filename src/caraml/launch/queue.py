@@ -23,8 +23,11 @@ _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
 _OVER = {
     *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "REVOKED"),
 }
+_OF_SLURM = re.compile(r"(SLURM|SBATCH|SQUEUE|SACCT|SINFO|SCANCEL|SCONTROL)_")
 _OF_THE_CLUSTER = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"}
 _CALL_SECONDS = 60.0
+SUBMIT_SECONDS = 180.0
+"""``sbatch`` itself tries again for two minutes where the controller has no room for a job."""
 _ANSWER_SECONDS = 10.0
 """How long a controller is waited for that need not be there."""
 _IDS_PER_CALL = 1000
@@ -99,17 +102,25 @@ class SilentError(Exception):
     """The controller did not answer; nothing is known."""
 
 
-def call(argv: Sequence[str], text: str | None = None, seconds: float = _CALL_SECONDS) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's commands, with ``text`` as its input. The job that this process may be running in has no say in it. Raises
+def call(
+    argv: Sequence[str], text: str | None = None, seconds: float = _CALL_SECONDS, keep: Collection[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run one of Slurm's commands, with ``text`` as its input. The job that this process may be running in has no say in it, nor have
+    variables that change what the commands do (``SQUEUE_PARTITION`` hides jobs), but for those to ``keep``. Raises
     ``EnvironmentUnfitError`` where Slurm is not installed here."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name in _OF_THE_CLUSTER}
+    kept = {*_OF_THE_CLUSTER, *keep}
+    inherited = {name: value for name, value in os.environ.items() if not _OF_SLURM.match(name) or name in kept}
     environment = {**inherited, "SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
+    given = text if text is None else text.encode()
     try:
-        return subprocess.run(argv, input=text, capture_output=True, text=True, timeout=seconds, env=environment, check=False)  # noqa: S603 -- Slurm's programs; what comes from files is checked by results.claim; no shell
+        done = subprocess.run(argv, input=given, capture_output=True, timeout=seconds, env=environment, check=False)  # noqa: S603 -- Slurm's programs; what comes from files is checked by results.claim; no shell
     except FileNotFoundError:
         raise EnvironmentUnfitError(f"{argv[0]} is not installed here", WITHOUT_SLURM) from None
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(list(argv), 1, "", f"{argv[0]} did not answer within {seconds:g} s")
+    except subprocess.TimeoutExpired as error:
+        said = (error.stderr or b"").decode(errors="replace")
+        return subprocess.CompletedProcess(list(argv), 1, "", f"{said}\n{argv[0]} did not answer within {seconds:g} s")
+    answer, objection = (some.decode(errors="replace") for some in (done.stdout, done.stderr))  # a site's own checks may say anything
+    return subprocess.CompletedProcess(done.args, done.returncode, answer, objection)
 
 
 def in_queue() -> dict[str, Answer]:
@@ -131,7 +142,7 @@ def turns(seconds: float = _CALL_SECONDS) -> dict[str, Turn]:
     if own.returncode or everybody.returncode:
         raise SilentError(complaint(own.stderr or everybody.stderr))
     waiting: dict[str, list[tuple[int, int]]] = {}
-    for name, partitions, priority in (line.strip().split("|")[:3] for line in everybody.stdout.splitlines()):
+    for name, partitions, priority, *_ in _rows(everybody.stdout):
         for partition in partitions.split(",") if int(priority) else ():
             waiting.setdefault(partition, []).append(_rank(name, priority))
     for some in waiting.values():
@@ -139,11 +150,17 @@ def turns(seconds: float = _CALL_SECONDS) -> dict[str, Turn]:
     settings = call(["scontrol", "show", "config"], seconds=seconds).stdout if own.stdout and shutil.which("scontrol") else ""
     hidden = re.search(r"^PrivateData\s*=.*\bjobs\b", settings, re.MULTILINE)
     found = {}
-    for name, partitions, priority, start, reason in (line.strip().split("|", 4) for line in own.stdout.splitlines()):
+    for name, partitions, priority, start, reason in _rows(own.stdout):
         lists = [waiting[one] for one in partitions.split(",") if one in waiting] if int(priority) and not hidden else []
         place, among = min(((bisect_left(some, _rank(name, priority)) + 1, len(some)) for some in lists), default=(None, 0))
         found[name] = Turn(reason, place, among, start.replace("T", " ") if start != "N/A" else None)
     return found
+
+
+def _rows(text: str) -> list[list[str]]:
+    """The lines that :func:`turns` asks for, without others: of clusters by name there is a heading for each."""
+    found = (line.strip().split("|", 4) for line in text.splitlines())
+    return [row for row in found if len(row) == 5 and row[0][:1].isdecimal() and row[2].isdecimal()]
 
 
 def _rank(name: str, priority: str) -> tuple[int, int]:
@@ -186,10 +203,12 @@ def in_accounting(jobs: Iterable[str]) -> Mapping[str, Answer]:
 
 
 def array_limit(*, ask: bool = True) -> int:
-    """Most tasks of an array here; where nobody can be asked, Slurm's own default."""
+    """Most tasks of an array here; where nobody can be asked, Slurm's own default. A site may allow fewer tasks than numbers of tasks."""
     answer = call(["scontrol", "show", "config"]).stdout if ask and shutil.which("scontrol") else ""
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)$", answer, re.MULTILINE)
-    return max(int(found[1]) if found else 1001, 2) - 1
+    tasks = re.search(r"^SchedulerParameters\s*=.*\bmax_array_tasks=(\d+)", answer, re.MULTILINE)
+    limit = max(int(found[1]) if found else 1001, 2) - 1
+    return min(limit, max(int(tasks[1]), 1)) if tasks else limit
 
 
 def silence() -> str | None:

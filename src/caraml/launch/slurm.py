@@ -10,7 +10,7 @@ import itertools
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from caraml.base.files import make_folder, touch, write_file, write_once
@@ -30,6 +30,9 @@ _IDS_PER_CALL = 500
 _LOOKS, _LOOK_SECONDS = 10, 0.3
 _QUEUE_SECONDS = (60.0, 960.0)
 """How often the whole queue is looked at, at first and after hours: that of a large machine has thousands of jobs."""
+_TOO_MANY = re.compile(r"(Max|Grp)Submit")
+"""In what Slurm says where an account, a user or a QOS has as many jobs in the queue as it may: ``AssocMaxSubmitJobLimit`` ..."""
+_FILLED_IN = ("account", "partition", "qos", "constraint", "reservation")
 _LAST_WORD = re.compile(r"error: \*\*\* (.*) \*\*\*")
 
 
@@ -62,17 +65,37 @@ class SlurmLauncher:
 
     # -- submitting ----------------------------------------------------------------------------------------------------
 
-    def submit(self, jobs: Sequence[Job]) -> list[str]:
-        """Queue the scripts; a handle for each, in order. What ``sbatch`` refuses gets a handle that polls as ``lost`` with its message."""
+    def submit(self, jobs: Sequence[Job]) -> Iterator[str]:
+        """Queue the scripts; a handle for each, in order, as soon as it is known. What ``sbatch`` refuses gets a handle that polls as
+        ``lost`` with its message."""
         handles: dict[Path, str] = {}
-        deadline = self._clock() + self.options.patience_seconds
+        deadline, told = self._clock() + self.options.patience_seconds, 0
         for group, script in self.scripts(jobs):
-            number, refusal = self._sbatch(self.command(script, group), deadline)
-            for index, job in enumerate(group):
-                if refusal is not None:
-                    write_file(job.folder / REFUSED, refusal)
-                handles[job.folder] = f"slurm:{self._name(number, index, group, script)}:{job.folder.resolve()}"
-        return [handles[job.folder] for job in jobs]
+            for part, submitted, number, refusal in self._queued(group, script, deadline):
+                for index, job in enumerate(part):
+                    if refusal is not None:
+                        write_file(job.folder / REFUSED, refusal)
+                    handles[job.folder] = f"slurm:{self._name(number, index, part, submitted)}:{job.folder.resolve()}"
+                while told < len(jobs) and jobs[told].folder in handles:
+                    yield handles[jobs[told].folder]
+                    told += 1
+
+    def _queued(self, group: list[Job], script: Path, deadline: float) -> Iterator[tuple[list[Job], Path, str | None, str | None]]:
+        """Submit a group of jobs. An array with more tasks than may be in the queue is cut until a part of it fits; what does not fit even
+        alone is refused, and so is the rest."""
+        rest, size = group, len(group)
+        while rest:
+            part = rest[:size]
+            number, refusal = self._sbatch(self.command(script, part), deadline)
+            if refusal is not None and _TOO_MANY.search(refusal):
+                if len(part) > 1 and not script.name.startswith(_PACKED):
+                    size = len(part) // 2
+                    script = self._script(rest[:size])
+                    continue
+                part, refusal = rest, f"{refusal}; the same command submits it once others have ended"
+            rest = rest[len(part) :]
+            yield part, script, number, refusal
+            script = self._script(rest[:size]) if rest else script
 
     def scripts(self, jobs: Sequence[Job]) -> list[tuple[list[Job], Path]]:
         """The scripts to submit and the jobs in each; writes those of arrays and packs."""
@@ -115,15 +138,17 @@ class SlurmLauncher:
         limit = queue.minutes_of(asked.get("partition"))
         if limit is not None and asked.get("time", "").isdecimal() and int(asked["time"]) > limit:
             return f"{asked['time']} min are more than the partition's time limit of {limit:g} min; it would wait for ever"
-        done = queue.call(["sbatch", "--test-only"], text)
+        done = queue.call(["sbatch", "--test-only"], text, keep=_unsaid(batch.options_of(text)))
         return None if done.returncode == 0 else queue.complaint(done.stderr)
 
     def _sbatch(self, command: list[str], deadline: float) -> tuple[str | None, str | None]:
         """The job's number, or why there is none. A controller that is down is waited for: it has certainly not taken the job."""
         while True:
-            done = queue.call(command)
+            done = queue.call(command, seconds=queue.SUBMIT_SECONDS, keep=_unsaid(batch.options_of(Path(command[-1]))))
             if done.returncode == 0:
-                return queue.last_line(done.stdout).split(";")[0], None
+                numbers = re.findall(r"^\s*(\d+)(?:;\S+)?\s*$", done.stdout, re.MULTILINE)
+                found = queue.last_line(done.stdout) or "nothing"
+                return (numbers[-1], None) if numbers else (None, f"sbatch answered {found!r}, expected the number of a job")
             if not queue.NO_CONTACT.search(done.stderr) or self._clock() > deadline:
                 return None, f"sbatch refused {command[-1]}: {queue.complaint(done.stderr)}"
             time.sleep(_RETRY_SECONDS)
@@ -253,6 +278,11 @@ class SlurmLauncher:
                 queue.call(["scancel", "--quiet", "--batch", f"--signal={batch.LOOK}", "--", job])
         for begin in range(0, len(alone), _IDS_PER_CALL):
             queue.call(["scancel", "--quiet", "--", *alone[begin : begin + _IDS_PER_CALL]])
+
+
+def _unsaid(options: Sequence[str]) -> list[str]:
+    """Variables by which users give ``sbatch`` what a script leaves open; what it says they would replace, too."""
+    return [f"SBATCH_{key.upper()}" for key in _FILLED_IN if not any(line.startswith(f"--{key}=") for line in options)]
 
 
 def is_refused(handle: str) -> bool:
