@@ -32,6 +32,7 @@ from caraml.analysis.grouping import (
     unstated_size,
     valid,
     varying,
+    why_not,
     without,
 )
 from caraml.analysis.run_variation import estimates, item_energies, mean_metric
@@ -190,7 +191,7 @@ def _advice(name: str, work: Sequence[Record], partners: Partners, within: float
         why = (one.joules.reason or "none above zero was measured" for one in missing if one.joules)
         no_energy = f"{who}: {next(why, 'it was not measured')}"
     failed = [record for record in work if record.status != "ok"]
-    reasons = tuple((short(record.point, _CHOSEN), f"{record.status}: {record.reason or 'no reason given'}") for record in failed)
+    reasons = tuple((short(record.point, _CHOSEN), why_not(record)) for record in failed)
     first = groups[0][0]
     return Advice(
         name,

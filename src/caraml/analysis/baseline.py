@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from caraml import METHOD_VERSION
 from caraml.analysis.estimate import UNKNOWN, started, time_of, values
-from caraml.analysis.grouping import axes, facts, grouped, valid, without
+from caraml.analysis.grouping import axes, facts, grouped, valid, why_not, without
 from caraml.analysis.run_variation import estimates_of
 from caraml.base.errors import InputError, in_a_line, unknown_name
 from caraml.base.files import make_folder, who_else, write_file
@@ -308,11 +308,6 @@ def failed_repeats(records: Iterable[Record]) -> list[str]:
 def label_of(point: Point) -> str:
     """The label of all repeats of a point."""
     return point.model_copy(update={"repeat": 0}).label
-
-
-def why_not(record: Record) -> str:
-    """Why a record has no result."""
-    return f"{record.status}: {record.reason or 'no reason given'}"
 
 
 _MOST_ATTEMPTS = 50

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from caraml.analysis.estimate import Estimate, smallest_change, values
-from caraml.analysis.grouping import Difference, axes_of, contrasts, counting, differences, grouped, names, run_of, valid, without
+from caraml.analysis.grouping import Difference, axes_of, contrasts, counting, differences, grouped, names, run_of, valid, why_not, without
 from caraml.analysis.run_variation import Means, ratios
 from caraml.base.errors import InputError
 from caraml.base.format import count
@@ -249,7 +249,7 @@ def _match(a: Side, b: Side) -> tuple[list[_Matched], list[Lost], list[Lost], in
                 published = all("published" in record.environment for record in others)
                 unmatched.append(Lost(name, letter, _ELSEWHERE if published else "not run"))  # type: ignore[arg-type]
             elif others and not own:
-                lost.append(Lost(name, letter, f"{side[0].status}: {side[0].reason or 'no reason given'}"))  # type: ignore[arg-type]
+                lost.append(Lost(name, letter, why_not(side[0])))  # type: ignore[arg-type]
     return matched, lost, unmatched, shared
 
 

@@ -85,6 +85,11 @@ def valid(records: Iterable[Record]) -> list[Record]:
     return [record for record in records if record.status == "ok"]
 
 
+def why_not(record: Record) -> str:
+    """Why a record has no result."""
+    return f"{record.status}: {record.reason or 'no reason given'}"
+
+
 def counting(repeats: Iterable[Record]) -> list[Record]:
     """The repeats of one work of which every mean is: those with a result that nothing disturbed; all with one if something disturbed
     each."""

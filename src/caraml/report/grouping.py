@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
-from caraml.analysis.grouping import NONE, counting, disturbances, grouped, told_apart, valid, work_of
+from caraml.analysis.grouping import NONE, counting, disturbances, grouped, told_apart, valid, why_not, work_of
 from caraml.analysis.run_variation import mean_metric
 from caraml.base.format import count, printable
 from caraml.metrics.energy import NO_ENERGY
@@ -68,7 +68,7 @@ class Repeats:
         bad, good = [record for record in self.runs if record.status != "ok"], valid(self.runs)
         told = []
         if good and bad:
-            told = [f"{len(bad)} of {len(self.runs)} runs without a result: {bad[-1].status}: {bad[-1].reason or 'no reason given'}"]
+            told = [f"{len(bad)} of {len(self.runs)} runs without a result: {why_not(bad[-1])}"]
         if left_out := len(good) - len(self.good):
             told.append(f"{left_out} of {len(self.runs)} runs left out, as something disturbed them: {', '.join(disturbances(good))}")
         return "; ".join(told)
