@@ -143,6 +143,7 @@ nodes | leonardo - - - - | nodes 3456 -
 devices | leonardo - - - - | devices_per_node 4 -
 memory | leonardo - - - - | device_memory 64 GiB
 @ MareNostrum 5 is a pre-exascale @ text 3.3
+sustained | marenostrum5 - - - - | sustained_performance 215 PFLOP/s
 nodes | marenostrum5 - - - - | nodes 1120 -
 devices | marenostrum5 - - - - | devices_per_node 4 -
 memory | marenostrum5 - - - - | device_memory 64 GiB
@@ -157,7 +158,7 @@ nodes | karolina - - - - | nodes 72 -
 devices | karolina - - - - | devices_per_node 8 -
 memory | karolina - - - - | device_memory 40 GiB
 @ This petascale supercomputer is hosted @ text 3.6
-sustained | discoverer-plus - - - - | sustained_performance 4.5 PFLOP/s
+sustained | discoverer-plus - - - - | sustained_performance 4.5 PFLOP/s | | of all of Discoverer, most of which has no GPUs
 nodes | discoverer-plus - - - - | nodes 4 -
 devices | discoverer-plus - - - - | devices_per_node 8 -
 memory | discoverer-plus - - - - | device_memory 141 GiB
@@ -167,7 +168,7 @@ nodes | vega - - - - | nodes 60 -
 devices | vega - - - - | devices_per_node 4 -
 memory | vega - - - - | device_memory 40 GiB
 @ Deucalion is a petascale @ text 3.8
-sustained | deucalion - - - - | sustained_performance 7.5 PFLOP/s
+sustained | deucalion - - - - | sustained_performance 7.5 PFLOP/s | | of all of Deucalion, most of which has no GPUs
 nodes | deucalion - - - - | nodes 33 -
 devices | deucalion - - - - | devices_per_node 4 -
 @ JUPITER, the “Joint @ text 3.9
