@@ -6,6 +6,7 @@ import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import distributed
 
 from caraml.engine import instruments
 from caraml.engine import ranks as meeting
-from caraml.engine.instruments import quiet_baseline
+from caraml.engine.instruments import NodeSummary, quiet_baseline
 from caraml.engine.loop import EpochLoop, Hooks, MeasuringLoop
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepOutcome, StepRow, StepTable
@@ -229,3 +230,21 @@ def test_a_node_s_peak_is_that_of_the_devices_that_a_point_uses_of_it(
     found = record.make_record(ranks, known, table=False)
     assert found.peak_datasheet is not None and found.peak_datasheet.value == 312e12
     assert found.value("mfu") == pytest.approx(1e12 / 312e12)
+
+
+def test_a_run_ends_on_every_node_when_it_has_ended_on_all() -> None:
+    """Rank 0 validates and saves for 50 s while the other node waits: as much of its energy is the run's, and not its mean power on."""
+
+    def work(ranks: ThreadRanks) -> dict[str, tuple[float, float]]:
+        asked: dict[str, tuple[float, float]] = {}
+
+        def summary(begin: float, end: float, spans: dict[str, tuple[float, float]]) -> NodeSummary:
+            asked.update(spans)
+            return NodeSummary.unread("none")
+
+        sensors: Any = SimpleNamespace(summary=summary, meter=SimpleNamespace(stop=lambda: None))
+        mine, began = RankSummary(1.0, 9.0, StepTable(), [], 1.0, 1.0, 0), ranks.clock.time
+        record.gathered(ranks, mine, sensors, (began, began + (10.0 if ranks.rank else 60.0)))
+        return {name: (begin - began, end - began) for name, (begin, end) in asked.items()}
+
+    assert Meeting(2, apart=3600.0).run(work) == [{"run": (0.0, 60.0)}] * 2

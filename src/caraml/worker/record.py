@@ -82,12 +82,12 @@ def gathered(
 ) -> list[RankSummary]:
     """What every rank measured, in rank order, on every rank. Collective.
 
-    Sensors answer for the longest window of any rank, for all epochs if there were such, and for the whole ``run``. They are read no more
-    after the ``last`` time.
+    Sensors answer for the longest window of any rank, for all epochs if there were such, and for the longest ``run``, which begins on all
+    together: a node also waits for the first rank to validate and save. They are read no more after the ``last`` time.
     """
-    longest = max(ranks.gather(mine.end - mine.begin))
+    longest, whole = map(max, zip(*ranks.gather([mine.end - mine.begin, run[1] - run[0]]), strict=True))
     if instruments is not None:
-        spans = {"run": run}
+        spans = {"run": (run[0], run[0] + whole)}
         if mine.epochs:
             spans["epochs"] = (mine.epochs[0].begin, mine.epochs[-1].end)
         mine.node = instruments.summary(mine.begin, mine.begin + longest, spans)
