@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import queue
 import signal
 import threading
+from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -163,6 +165,21 @@ def test_last_words_are_the_main_thread_s(ends: queue.Queue[int]) -> None:
         signal.set_wakeup_fd(-1)
         os.close(reading)
         os.close(writing)
+
+
+def test_a_handler_of_a_library_s_own_is_left_alone(ends: queue.Queue[int], tmp_path: Path) -> None:
+    """Python does not know of it, and could not give it back."""
+    for around in (last_words(ends.put), on_signals((signal.SIGTERM,), ends.put)):
+        with (tmp_path / "traces").open("w+") as file:
+            faulthandler.register(signal.SIGTERM, file)
+            try:
+                with around:
+                    signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(signal.SIGTERM)
+                file.seek(0)
+                assert file.read().count("most recent call first") >= 2 and ends.empty()
+            finally:
+                faulthandler.unregister(signal.SIGTERM)
 
 
 def test_where_there_is_no_prctl_a_process_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:

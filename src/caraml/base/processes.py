@@ -234,7 +234,7 @@ def on_signals(numbers: Collection[int], act: Callable[[int], object]) -> Iterat
     thread = threading.Thread(target=listen, name="signals", daemon=True)
     thread.start()
     told_before = signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
-    before = {number: signal.signal(number, _nothing) for number in numbers if signal.getsignal(number) is not None}
+    before = {number: signal.signal(number, _nothing) for number in numbers if _can_be_put_back(number)}
     try:
         yield
     finally:
@@ -244,6 +244,17 @@ def on_signals(numbers: Collection[int], act: Callable[[int], object]) -> Iterat
         tell.close()
         thread.join()
         heard.close()
+
+
+def _can_be_put_back(number: int) -> bool:
+    """Whether what a signal does now is known to Python: a library may have a handler of its own, as torch's and ``faulthandler``'s are."""
+    handler = signal.getsignal(number)
+    if handler not in (signal.SIG_DFL, signal.SIG_IGN):
+        return handler is not None
+    caught = 0
+    with suppress(OSError, ValueError, IndexError):  # no Linux
+        caught = int(Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").split("SigCgt:")[1].split()[0], 16)
+    return not caught >> (number - 1) & 1
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
@@ -266,7 +277,10 @@ class _LastWords:
         self._tell.setblocking(False)
         self._listener = threading.Thread(target=self._listen, name="last words", daemon=True)
         self._listener.start()
-        self.open, self._numbers = True, [number for number in _KILLS if signal.getsignal(number) == signal.SIG_DFL]
+        self.open, self._numbers = (
+            True,
+            [number for number in _KILLS if signal.getsignal(number) == signal.SIG_DFL and _can_be_put_back(number)],
+        )
         for number in self._numbers:
             signal.signal(number, self._came)
         self._swap_wakeup(-1, self._tell.fileno())
