@@ -61,17 +61,15 @@ def step_of(point: Any, told: dict[str, Any] | None = None) -> Any:
     """The step that a worker would make of a point of one device; ``told`` gets what its record would say of that."""
     from caraml.engine.device import open_device
     from caraml.engine.matmul import replacements
-    from caraml.engine.precision import check_precision, compute_in_fp8, set_attention, set_deterministic, set_matmul_precision
+    from caraml.engine.precision import check_fit, compute_in_fp8, set_kernels
     from caraml.engine.ranks import Ranks
     from caraml.engine.step import make_step
     from caraml.workloads import load_workload
     from caraml.workloads.base import BuildContext
 
     workload, device = load_workload(point.workload), open_device(point.device_class, 0).torch_device
-    check_precision(point.precision, device)
-    set_matmul_precision(point.precision)
-    set_deterministic(False, point.knobs.convolution_search)
-    set_attention(point.knobs.attention)
+    check_fit(point, device)
+    set_kernels(point)
     context = BuildContext(
         params=workload.params.model_validate(point.params),
         device=device,

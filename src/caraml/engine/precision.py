@@ -14,7 +14,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.engine.device import gpu_lacks
-from caraml.suite.model import Attention, Compile, Precision
+from caraml.suite.model import Attention, Compile, Point, Precision
 from caraml.system import host
 from caraml.system.families import family_of
 from caraml.system.model import UNITS, DType
@@ -33,6 +33,20 @@ _TILE = 16
 
 _INSTEAD = {"tf32": "ask for fp32", "bf16": "ask for fp16 or fp32, or set emulated = true", "fp8": "ask for bf16"}
 """Next step where a GPU lacks a precision."""
+
+
+def check_fit(point: Point, device: torch.device) -> None:
+    """Raise ``EnvironmentUnfitError`` where the device cannot compute as a point asks."""
+    check_precision(point.precision, device, point.knobs.emulated)
+    if point.cuda_graphs:
+        check_graphs(point.compile, device)
+
+
+def set_kernels(point: Point) -> None:
+    """Let torch take the arithmetic and the kernels that a point asks for."""
+    set_matmul_precision(point.precision)
+    set_deterministic(point.deterministic, point.knobs.convolution_search)
+    set_attention(point.knobs.attention, whole=point.placement.cp == 1)
 
 
 def check_precision(precision: Precision, device: torch.device, emulated: bool = False) -> None:

@@ -30,16 +30,7 @@ from caraml.engine.device import CpuDevice, Device, open_device, sensors_of
 from caraml.engine.instruments import Instruments, quiet_baseline
 from caraml.engine.loop import EpochLoop, Hooks, MeasuringLoop, Progress
 from caraml.engine.matmul import replacements
-from caraml.engine.precision import (
-    ARITHMETIC,
-    attention_kernel,
-    check_graphs,
-    check_precision,
-    compute_in_fp8,
-    set_attention,
-    set_deterministic,
-    set_matmul_precision,
-)
+from caraml.engine.precision import ARITHMETIC, attention_kernel, check_fit, compute_in_fp8, set_kernels
 from caraml.engine.ranks import Ranks
 from caraml.engine.replacement import Replacement
 from caraml.engine.step import Watch, make_step
@@ -148,12 +139,8 @@ class Worker:
             self._own_device = self._workload.device(self._params)
         device = self._own_device or open_device(self.point.device_class, local_rank)
         if self._own_device is None:
-            check_precision(self.point.precision, device.torch_device, self.point.knobs.emulated)
-            if self.point.cuda_graphs:
-                check_graphs(self.point.compile, device.torch_device)
-        set_matmul_precision(self.point.precision)
-        set_deterministic(self.point.deterministic, self.point.knobs.convolution_search)
-        set_attention(self.point.knobs.attention, whole=self.point.placement.cp == 1)
+            check_fit(self.point, device.torch_device)
+        set_kernels(self.point)
         ranks = Ranks.from_environment(device.torch_device, self.point.measure.timeout_seconds)
         if local_rank == 0:
             family = [os.getppid()] if self.point.world > 1 else None  # what starts the ranks of a node is their parent
@@ -241,8 +228,10 @@ class Worker:
     def _loop(self, device: Device, ranks: Ranks, task: Task, watchdog: Watchdog) -> MeasuringLoop:
         """The loop that the measuring policy asks for: over a span of time, or over epochs."""
         point, policy = self.point, self.point.measure
+        edge = self._instruments.edge if self._instruments is not None else lambda: None
+        hooks = Hooks(phase=self.log.phase, progress=self._show, edge=edge, hurry=lambda: self._hurried)
         if policy.epochs is None:
-            return MeasuringLoop(device, ranks, policy, self._hooks())
+            return MeasuringLoop(device, ranks, policy, hooks)
         samples, steps = task.facts.samples_per_epoch or 0, steps_per_epoch(task.facts, point)
         if steps is None or samples < point.global_batch:
             length = f"an epoch of {samples or 'unknown'} samples"
@@ -255,17 +244,13 @@ class Worker:
                 return None, None
             return validate(task, point.precision, device.torch_device, ranks, watchdog.watch_validation)
 
-        return EpochLoop(device, ranks, policy, self._hooks(), steps=steps, validate=check)
+        return EpochLoop(device, ranks, policy, hooks, steps=steps, validate=check)
 
     def _parts(self, task: Task) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
         """What this process trains."""
         return ([task.model], [task.optimizer]) if self._divided is None else (self._divided.stages, self._divided.optimizers)
 
     # -- while the loop runs -------------------------------------------------------------------------------------------
-
-    def _hooks(self) -> Hooks:
-        edge = self._instruments.edge if self._instruments is not None else lambda: None
-        return Hooks(phase=self.log.phase, progress=self._show, edge=edge, hurry=lambda: self._hurried)
 
     def hurry(self) -> None:
         """The job is about to be ended: measure no longer than it takes to say anything."""
