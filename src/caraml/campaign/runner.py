@@ -12,24 +12,8 @@ from typing import Any
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import write_file
-from caraml.campaign import Campaign
-from caraml.campaign.attempt import (
-    PointTask,
-    RunningPoint,
-    accepted,
-    find,
-    finish_attempt,
-    is_printed,
-    lacking,
-    note_handle,
-    prepare,
-    record_of_program,
-    refuse_handles,
-    summary_record,
-    unmet,
-    wait_until_visible,
-    write_again,
-)
+from caraml.campaign import Campaign, attempt
+from caraml.campaign.attempt import PointTask, RunningPoint, finish_attempt
 from caraml.campaign.machine import Pace, refuse_login_node, wait_for, writing_below
 from caraml.engine.instruments import why_no_sensor
 from caraml.launch import JobState, Launcher
@@ -151,7 +135,7 @@ class CampaignRun:
             if number is not None and work.planned.skip is None and not self._has_device(bool(batch)):
                 return
             self._waiting.popleft()
-            made = prepare(self.of, work, number, self._heart.runner) if number is not None else None
+            made = attempt.prepare(self.of, work, number, self._heart.runner) if number is not None else None
             if isinstance(made, Record):
                 self._done(work, made, reused=False)
             elif made is not None:
@@ -176,7 +160,7 @@ class CampaignRun:
 
     def _unmet(self, work: PointTask) -> str | None:
         """Which point that another needs did not succeed, and does not run either."""
-        return unmet(self.of, set(work.point.needs) - {one.work.name for one in self._running.values()})
+        return attempt.unmet(self.of, set(work.point.needs) - {one.work.name for one in self._running.values()})
 
     def _has_device(self, ours: bool) -> bool:
         """Whether the machine's device is ours to use."""
@@ -193,16 +177,16 @@ class CampaignRun:
     def _open(self, work: PointTask, batch: list[tuple[PointTask, Path]]) -> int | None:
         """Look at what a point has; the number of the attempt that must be made, if one must. What was printed and not started is put into
         ``batch`` again."""
-        found = find(self.store, work.name, self._heart.runner, self.options.launcher)
+        found = attempt.find(self.store, work.name, self._heart.runner, self.options.launcher)
         if found.busy is not None:
             self._busy.append(work)
             self._say_once(f"{work.point.label}: process {found.busy.pid} on {found.busy.host} works on it")
-        elif found.adopted is not None and isinstance(self.launcher, PrintLauncher) and is_printed(*found.adopted):
-            write_again(self.of, work.point, found.adopted[0])
+        elif found.adopted is not None and isinstance(self.launcher, PrintLauncher) and attempt.is_printed(*found.adopted):
+            attempt.write_again(self.of, work.point, found.adopted[0])
             batch.append((work, found.adopted[0]))
         elif found.adopted is not None:
             self._adopt(work, *found.adopted)
-        elif found.record is not None and not self.of.anew and accepted(found.record, work.planned):
+        elif found.record is not None and not self.of.anew and attempt.accepted(found.record, work.planned):
             self._done(work, found.record)
         else:
             return found.attempts + 1
@@ -242,12 +226,12 @@ class CampaignRun:
                 self._running[handle] = RunningPoint.of(work, folder, handle, launcher)
                 self._running[handle].sensors = sensors
                 if work.light is None:  # the others announce themselves, and end in no time
-                    refused += [] if note_handle(folder, handle, self.options.launcher) else [handle]
+                    refused += [] if attempt.note_handle(folder, handle, self.options.launcher) else [handle]
                     if self.device is not None:
                         self.device.runs(handle)
                 self._heart.beat()  # a queue may take long to accept a thousand jobs
             if refused:
-                refuse_handles(launcher, self.options.launcher, refused)
+                attempt.refuse_handles(launcher, self.options.launcher, refused)
 
     def _read_sensors(self, work: PointTask) -> Sensors | None:
         """Sensors for a program that the shell alone runs, where it wants energy and there are any."""
@@ -313,12 +297,12 @@ class CampaignRun:
         if work.light is not None and how is not None:
             names = names_of(work.point, work.light, folder.absolute(), self.of.suite_folder)
             resident, sensor = self._shells.resident.pop(running.handle, None), self._no_sensor if work.light.energy else None
-            record = record_of_program(running, names, replace(how, extras=self._surroundings), resident, sensor)
+            record = attempt.record_of_program(running, names, replace(how, extras=self._surroundings), resident, sensor)
             write_file(f"{folder}/{RECORD}", record.__pydantic_serializer__.to_json(record, indent=1), sync="file")
             self._done(work, record, running)
             return
         if state.exit_code == 0:
-            wait_until_visible(folder)
+            attempt.wait_until_visible(folder)
         if state.state == "lost" and (why := self._unmet(work)) is not None:  # Slurm ends what waits for a job that failed
             finish_attempt(work, folder, 1, "skipped", why)
         if state.state == "lost":
@@ -334,7 +318,7 @@ class CampaignRun:
             return
         for _ in range(len(self._busy)):
             work = self._busy.popleft()
-            found = find(self.store, work.name, self._heart.runner, self.options.launcher)
+            found = attempt.find(self.store, work.name, self._heart.runner, self.options.launcher)
             if found.record is not None:
                 self._done(work, found.record)
             elif found.adopted is not None:
@@ -347,7 +331,7 @@ class CampaignRun:
     def _done(self, work: PointTask, record: Record, running: RunningPoint | None = None, *, reused: bool | None = None) -> None:
         """A point has its record: from what was ``running``, or else one that it had before, unless ``reused`` says otherwise."""
         # Of very many records only the summary_record stays in memory; the store has the rest.
-        self._records[work.index] = record if self._total <= _MANY else summary_record(work, record)
+        self._records[work.index] = record if self._total <= _MANY else attempt.summary_record(work, record)
         self.store.index.note(work.name, record)
         self.watcher.finished(record, running is None if reused is None else reused)
         if running is not None and running.sensors is not None:
@@ -391,7 +375,7 @@ def run_campaign(campaign: Campaign) -> list[Record]:
         if not chosen:
             what = f"no point of suite {campaign.suite.suite.name} has a key that was asked for"
             raise InputError(f"{what}: the suite, the machine or a version is another now", campaign.command)
-    if unknown := dict.fromkeys(sentence for planned in chosen for sentence in lacking(campaign, planned)):
+    if unknown := dict.fromkeys(sentence for planned in chosen for sentence in attempt.lacking(campaign, planned)):
         raise InputError("; ".join(unknown), f"export what is missing, or {campaign.command}")
     campaign.store.remember(campaign.listing(points), anew=campaign.again and only is None and whole)
     work = deque(PointTask.of(campaign, index, planned) for index, planned in enumerate(chosen))

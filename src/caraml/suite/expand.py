@@ -300,8 +300,7 @@ class _Expansion:
         if values["precision"] == "tf32" and "tf32" in machine.emulates:  # torch computes plain fp32: the same work has the same key
             values = {**values, "precision": "fp32"}
         nodes, devices = extent(values, machine)
-        whole = {name: None if value == "all" else value for name, value in values.items()}
-        placement = Placement.of({**whole, "fsdp": whole.get("fsdp")})
+        placement = Placement.of({name: None if value == "all" else value for name, value in values.items()})
         dp = placement.copies(nodes * devices)
         if values.get("fsdp") == "all":
             placement = placement.model_copy(update={"fsdp": dp * placement.cp})
