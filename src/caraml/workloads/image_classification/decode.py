@@ -24,7 +24,7 @@ import torch
 
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.base.limits import PIXELS, PIXELS_OTHER
-from caraml.workloads.image_classification.store import FolderStore
+from caraml.workloads.image_classification.store import FolderStore, described
 
 AREA = (0.08, 1.0)
 """Smallest and largest share of an image's area that a random crop covers (Szegedy et al. 2015, "Going deeper with convolutions")."""
@@ -260,11 +260,4 @@ class DaliBatches(Iterator[list[torch.Tensor]]):
     def describe(self) -> dict[str, Any]:
         from nvidia.dali import __version__
 
-        return {
-            **self.store.describe(),
-            "items": len(self.store.labels),
-            "classes": len(self.store.classes),
-            "size": self._size,
-            "passes": self._passes,
-            "decoder": f"nvidia-dali {__version__}",
-        }
+        return described(self.store, self._size, self._passes, f"nvidia-dali {__version__}")

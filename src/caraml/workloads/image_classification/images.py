@@ -22,7 +22,7 @@ from caraml.data.loader import Synthetic
 from caraml.data.staging import Staged, stage
 from caraml.system.families import pins
 from caraml.workloads.image_classification.decode import Choose, Damaged, central_crop, decode_crop, random_crop
-from caraml.workloads.image_classification.store import FolderStore, ImageStore
+from caraml.workloads.image_classification.store import FolderStore, ImageStore, described
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Mean of ImageNet's training images per channel (red, green, blue), levels from 0 to 1; torchvision's reference values."""
@@ -128,15 +128,7 @@ class ImageSamples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
         return random_crop(rng), mirrored
 
     def describe(self) -> dict[str, Any]:
-        """The provenance of a record: kind, path, images, classes, bytes and how they were found, sample size, decoder."""
-        return {
-            **self.store.describe(),
-            "items": len(self.store.labels),
-            "classes": len(self.store.classes),
-            "size": self.size,
-            "passes": self.passes,
-            "decoder": f"simplejpeg {version('simplejpeg')}",
-        }
+        return described(self.store, self.size, self.passes, f"simplejpeg {version('simplejpeg')}")
 
 
 class HeldOut:

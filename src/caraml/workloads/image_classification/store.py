@@ -236,6 +236,12 @@ class ImageStore(Protocol):
         ...
 
 
+def described(store: ImageStore, size: int, passes: int, decoder: str) -> dict[str, Any]:
+    """The provenance of samples of a store, for the record: ``size`` is theirs in pixels."""
+    counts = {"items": len(store.labels), "classes": len(store.classes)}
+    return {**store.describe(), **counts, "size": size, "passes": passes, "decoder": decoder}
+
+
 class FolderStore:
     """``ROOT/CLASS/IMAGE``: one folder per class, searched to the bottom; files with other endings than :data:`SUFFIXES` are not images.
 

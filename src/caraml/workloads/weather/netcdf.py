@@ -147,17 +147,7 @@ class NetcdfFiles:
     def read(self, number: int, variable: str, where: Index = ...) -> FloatArray:
         """A slice of a variable of file ``number`` as float32, unpacked as CF conventions have it; missing values are NaN. Raises
         ``InputError`` where the file ends before the slice does, is damaged, or has no numbers there."""
-        file = self._file(number)
-        try:
-            stored = file.variable(variable)
-            if stored.data.dtype.kind not in "iufb":
-                raise InputError(f"refused: found values of type {str(stored.data.dtype)[:100]}, expected numbers")
-            _refuse_large(stored.data.shape, where)
-            values = np.asarray(stored.data[where])
-        except InputError as error:
-            raise InputError(f"{self.paths[number]}: variable {variable!r}: {error}") from error
-        except _DAMAGE as error:
-            raise self._damaged(number, f"variable {variable!r}: {error}") from error
+        stored, values = self._stored(number, variable, where)
         result = np.asarray(values, dtype=np.float32)
         if stored.packed:
             result = result * np.float32(stored.scale) + np.float32(stored.offset)
@@ -166,18 +156,24 @@ class NetcdfFiles:
         self.missing += int(np.isnan(result).sum())
         return result
 
-    def texts(self, number: int, variable: str, where: Index = ...) -> list[str]:
-        """A slice of a variable of strings. Errors as :meth:`read`."""
+    def texts(self, number: int, variable: str) -> list[str]:
+        """A variable of strings. Errors as :meth:`read`."""
+        _, values = self._stored(number, variable, ..., texts=True)
+        return [str(value) for value in np.atleast_1d(values)]
+
+    def _stored(self, number: int, variable: str, where: Index, *, texts: bool = False) -> tuple[_Variable, npt.NDArray[Any]]:
+        """A variable, and a slice of it as it is stored: numbers, or ``texts``."""
         file = self._file(number)
         try:
-            data = file.variable(variable).data
-            _refuse_large(data.shape, where)
-            values = np.atleast_1d(data.asstr()[where])
+            stored = file.variable(variable)
+            if not texts and stored.data.dtype.kind not in "iufb":
+                raise InputError(f"refused: found values of type {str(stored.data.dtype)[:100]}, expected numbers")
+            _refuse_large(stored.data.shape, where)
+            return stored, np.asarray((stored.data.asstr() if texts else stored.data)[where])
         except InputError as error:
             raise InputError(f"{self.paths[number]}: variable {variable!r}: {error}") from error
         except _DAMAGE as error:
             raise self._damaged(number, f"variable {variable!r}: {error}") from error
-        return [str(value) for value in values]
 
     def attribute(self, number: int, variable: str, name: str) -> npt.NDArray[np.float32] | None:
         """An attribute of a variable as an array, or ``None`` if the variable has none of this name."""
