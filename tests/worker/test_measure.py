@@ -678,7 +678,7 @@ def test_the_group_of_a_loop_is_gone_after_it() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         before = len([*files.iterdir()])
-        ranks = LooseRanks(0, 1, 0, dist.new_group(backend="gloo"))
+        ranks = LooseRanks(0, 1, dist.new_group(backend="gloo"))
         assert ranks.agree(7) == 7 and len([*files.iterdir()]) > before
         ranks.leave()
         assert len([*files.iterdir()]) <= before
@@ -690,7 +690,7 @@ def test_a_loop_may_destroy_its_groups_before_the_block_ends() -> None:
     """As programs do at the end of their training. Nor does it matter where they have torch make tensors."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        ranks = LooseRanks(0, 1, 0, dist.new_group(backend="gloo"))
+        ranks = LooseRanks(0, 1, dist.new_group(backend="gloo"))
     finally:
         dist.destroy_process_group()
     with torch.device("meta"):

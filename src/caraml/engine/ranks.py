@@ -53,8 +53,8 @@ class PlainUnpickler(pickle.Unpickler):
 class Ranks:
     """This process among the point's processes. One process alone needs no group."""
 
-    def __init__(self, rank: int = 0, world: int = 1, local_rank: int = 0, hosts: dist.ProcessGroup | None = None) -> None:
-        self.rank, self.world, self.local_rank, self.hosts = rank, world, local_rank, hosts
+    def __init__(self, rank: int = 0, world: int = 1, hosts: dist.ProcessGroup | None = None) -> None:
+        self.rank, self.world, self.hosts = rank, world, hosts
         """``hosts`` is the group whose messages are in the hosts' memory, on every kind of device; ``None`` for a process that is alone."""
         self.steps = 0
         """Of a loop that CARAML does not run: how many have ended on this rank."""
@@ -77,7 +77,7 @@ class Ranks:
         dist.distributed_c10d._unpickler = PlainUnpickler
         rank, timeout = int(os.environ["RANK"]), max(_AGREEMENT_TIMEOUT, timedelta(seconds=longest))
         dist.init_process_group(collectives(device), store=_store(rank, world), rank=rank, world_size=world, timeout=timeout)
-        ranks = cls(rank, world, int(os.environ.get("LOCAL_RANK", "0")), dist.new_group(backend="gloo", timeout=timeout))
+        ranks = cls(rank, world, dist.new_group(backend="gloo", timeout=timeout))
         ranks.know_each_other()
         return ranks
 
@@ -163,8 +163,8 @@ class LooseRanks(Ranks):
     """Ranks of a loop that CARAML does not run, each of which may leave it when it likes. Whatever they agree on, all see where each of
     them is: those that went on would wait in one collective, and those that ended in another, until the group's time limit."""
 
-    def __init__(self, rank: int, world: int, local_rank: int, hosts: dist.ProcessGroup | None) -> None:
-        super().__init__(rank, world, local_rank, hosts)
+    def __init__(self, rank: int, world: int, hosts: dist.ProcessGroup | None) -> None:
+        super().__init__(rank, world, hosts)
         self._key, self._began = f"caraml/loop/{next(_loops)}", time.monotonic()
         self._asked = 0
         """As which of the ranks this one asked whether it is to tell; one that asks again, since it could not, is the same."""

@@ -112,7 +112,7 @@ def device_in_use() -> Device:
 def ranks_in_use() -> Ranks:
     """The loop's own ranks; they agree over a gloo group of the hosts, which puts no work into a device's queue."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return LooseRanks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")), dist.new_group(backend="gloo"))
+        return LooseRanks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo"))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(
             f"{os.environ['WORLD_SIZE']} ranks run this loop, and they cannot agree on a window",
