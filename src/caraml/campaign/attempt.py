@@ -316,7 +316,6 @@ def _first_files(campaign: Campaign, work: PointTask, attempt: Path, runner: cla
 
 
 def _write_files(campaign: Campaign, point: Point, folder: Path) -> None:
-    """Write what the job of a point reads into its attempt's folder."""
     for name, text in files_of(campaign, point, folder).items():
         own = name == SCRIPT
         write_file(folder / name, text, mode=0o755 if own else 0o644, sync="folder" if own else "none")

@@ -118,7 +118,6 @@ class CampaignRun:
             launcher.show(script)
 
     def _launch(self) -> None:
-        """Launch as many as the launcher takes."""
         slots = self.launcher.slots
         batch: list[tuple[PointTask, Path]] = []
         for _ in range(len(self._waiting)):
@@ -163,7 +162,6 @@ class CampaignRun:
         return attempt.unmet(self.of, set(work.point.needs) - {one.work.name for one in self._running.values()})
 
     def _has_device(self, ours: bool) -> bool:
-        """Whether the machine's device is ours to use."""
         if self.device is None or self._running or ours or self.device.acquire(self._pace.expected(self._waiting[0].planned.point)):
             if self.device is not None and self.device.trouble is not None:
                 self._say_once(f"not waiting for other campaigns on this device: {self.device.trouble}")

@@ -242,7 +242,6 @@ def command(plan: Mapping[str, Any], out: Path) -> str:
 
 
 def _sizes(marks: Path) -> dict[int, int]:
-    """The bytes of every part that is done."""
     texts = {int(path.name): path.read_text(encoding="utf-8") for path in marks.iterdir() if path.name.isdecimal()}
     return {number: int(text or texts[0]) for number, text in texts.items()}  # an earlier version noted the first part's only
 

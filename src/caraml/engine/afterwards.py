@@ -194,7 +194,6 @@ class Tracer:
         return self._told(traced, steps, "; ".join(reasons) or None), files
 
     def _stop(self) -> None:
-        """End the trace if it still runs."""
         if self._running is not None:
             self._device.synchronize()
             self._seconds = time.monotonic() - self._begin

@@ -207,7 +207,6 @@ def cpu_time_of_children() -> CpuTime | None:
 
 
 def _everyone(proc: Path) -> float | None:
-    """CPU seconds since boot of everyone."""
     try:
         first = (proc / "stat").read_text(encoding="ascii").split("\n", 1)[0].split()
     except OSError:

@@ -170,7 +170,6 @@ class _Expansion:
         self.points = [] if only_faults or self.faults else _told_apart(planned, self._asked)
 
     def _needs(self, values: dict[str, Any], point: Point, params: BaseModel, repeat: int) -> tuple[str, ...]:
-        """Folders of what goes first."""
         needs = self.benchmark.needs
         if self._needed:
             values = values | {f"params.{name}": value for name, value in point.params.items()}

@@ -249,7 +249,6 @@ def _other_hosts() -> list[str]:
 
 
 def _answers(instruments: Instruments, lines: Iterator[str]) -> Iterator[str]:
-    """Do as told, a line each."""
     instants: dict[str, float] = {}
     for number, line in enumerate(lines, 1):
         word, *rest = line.split()

@@ -277,7 +277,6 @@ class Worker:
         )
 
     def _give_up(self, hanging: str) -> None:
-        """The watchdog's last word."""
         self.note("failed", f"{hanging} (in phase {self.log.current})")
 
     def note(self, status: Status, reason: str, trace: str | None = None) -> bool:

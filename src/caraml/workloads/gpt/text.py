@@ -145,7 +145,6 @@ def prepare_text(
 
 
 def _encoder(tokenizer: Path | None, documents: Iterator[str], vocab_size: int) -> tuple[Tokenizer, str]:
-    """The tokenizer, and where it comes from."""
     if tokenizer is not None:
         return load_tokenizer(tokenizer), str(tokenizer)
     return _train_tokenizer(documents, vocab_size), f"byte-level BPE trained on the text, tokenizers {version('tokenizers')}"

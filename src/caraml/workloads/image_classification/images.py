@@ -120,7 +120,6 @@ class ImageSamples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
             return (image.flip(-1) if mirrored else image), int(self.store.labels[position]), damaged
 
     def _crop(self, draw: int) -> tuple[Choose, bool]:
-        """Crop and mirror of a sample."""
         if not self.augmented:
             return central_crop, False
         rng = random.Random((self.seed << 48) ^ draw)  # noqa: S311 -- crops and mirrors, the same for the same seed

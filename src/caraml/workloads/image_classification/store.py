@@ -154,7 +154,6 @@ def _write_image(root: Path, classes: int, seed: int, texture: npt.NDArray[np.fl
 
 
 def _draw_size(rng: np.random.Generator) -> tuple[int, int]:
-    """One width and height in pixels of the distribution above."""
     share = rng.random()
     for width, height, part in _COMMON_SIZES:
         if share < part:
@@ -196,7 +195,6 @@ def _colour(hue: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
 
 
 def _with_texture(image: Image.Image, rng: np.random.Generator, texture: npt.NDArray[np.float32]) -> Image.Image:
-    """``image`` with a random cut of the texture added to all three channels."""
     from PIL import Image
 
     width, height = image.size

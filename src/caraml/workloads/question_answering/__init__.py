@@ -148,7 +148,6 @@ def _words_of(params: Params, folder: Path) -> int:
 
 
 def _datasets(params: Params, seed: int) -> tuple[Any, Any]:
-    """What is trained on, and what is held out or ``None``."""
     from caraml.workloads.question_answering.data import SquadWindows, default_squad, synthetic_windows, train_word_pieces
 
     if params.data != "squad":

@@ -277,7 +277,6 @@ def build(ctx: BuildContext[EnsembleParams]) -> Task:
 
 
 def _flops(grid: tuple[int, int]) -> tuple[float, float]:
-    """FLOPs of one forecast: forward, and forward with backward."""
     with torch.device("meta"):
         model, fields = EnsembleUNet(), torch.empty(1, CHANNELS, *grid)
         return forward_and_training_flops(lambda: model(fields).sum(), 1)

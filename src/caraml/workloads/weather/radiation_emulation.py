@@ -239,7 +239,6 @@ def radiation_loss(predicted: tuple[torch.Tensor, torch.Tensor], truth: tuple[to
 
 
 def _flops(params: RadiationParams) -> tuple[float, float]:
-    """FLOPs of one column: forward, and forward with backward."""
     with torch.device("meta"):
         model = RadiationColumn()
         inputs = [torch.empty(2, *shape) for shape in INPUT_SHAPES.values()]

@@ -233,7 +233,6 @@ def build(ctx: BuildContext[TemperatureParams]) -> Task:
 
 
 def _flops(params: TemperatureParams) -> tuple[float, float]:
-    """FLOPs of one patch: forward, and forward with backward."""
     with torch.device("meta"):
         model = TemperatureUNet()
         fields, target = torch.empty(2, FIELDS, params.patch, params.patch), torch.empty(2, 1, params.patch, params.patch)
