@@ -130,21 +130,21 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_920,
     "base": 3_041,
-    "campaign": 1_629,
+    "campaign": 1_610,
     "cli": 1_621,
-    "data": 789,
-    "engine": 4_798,
+    "data": 788,
+    "engine": 4_810,
     "launch": 1_842,
     "metrics": 996,
     "power": 4_849,
     "reference": 515,
     "report": 4_858,
     "results": 3_179,
-    "suite": 2_729,
+    "suite": 2_727,
     "system": 3_508,
     "verify": 1_060,
-    "worker": 2_514,
-    "workloads": 8_375,
+    "worker": 2_497,
+    "workloads": 8_344,
 }
 FILES = 191
 

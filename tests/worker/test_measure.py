@@ -557,7 +557,7 @@ class Pair(LooseRanks):
     """Rank 0 of two, of which the other leaves its loop after ``ends`` steps, or is never heard of again then."""
 
     def __init__(self, ends: int, silent: str = "", alone: bool = False) -> None:
-        super().__init__(0, 2, 0, None)
+        super().__init__(0, 2, None)
         self.ends_at, self.silent, self.alone, kept = ends, silent, alone, dict[str, Any]()
         add = lambda key, more: kept.__setitem__(key, kept.get(key, 0) + more) or kept[key]  # noqa: E731
         self._store = SimpleNamespace(set=kept.__setitem__, get=kept.get, check=lambda keys: keys[0] in kept, add=add)
