@@ -96,6 +96,8 @@ def test_parts_that_are_more_than_the_whole_leave_no_rest_to_draw() -> None:
     )
     assert "1 x H100 PCIe, loading: 7.99" in standalone(drawn.drawings, "", [], "block")
     assert "On one H100" in figure.note and "100.3 %" in figure.note
+    evaluation = [100 * one.fields["evaluation_time"] / one.fields["runtime"] for one in experiments(figure)]
+    assert "evaluation (5 to 10 % of the runtime)" in figure.note and (round(min(evaluation)), round(max(evaluation))) == (5, 10)
     overlap = {
         name
         for name, one in FIGURES.items()
