@@ -80,6 +80,27 @@ def test_a_step_that_is_ended_before_its_job_is_no_failure(tmp_path: Path, make_
     assert (folder / "exit").exists() == (folder / RECORD).exists() == (not ended)
 
 
+@pytest.mark.parametrize(("requeue", "taken"), [(False, True), (True, True), (True, False)])
+def test_a_preempted_job_that_has_a_while_left_is_no_failure(requeue: bool, taken: bool, tmp_path: Path, make_point: MakePoint) -> None:
+    """Where the partition has a GraceTime, the step is ended and the job's state stays RUNNING."""
+    folder = Store(tmp_path / "results").new_attempt(make_point())
+    stand_in(tmp_path, "srun", "exit 143")
+    stand_in(tmp_path, "squeue", 'case "$*" in *--Format=PreemptTime*) echo 2030-01-02T03:04:05;; *) echo RUNNING;; esac')
+    stand_in(tmp_path, "scontrol", f'echo "$*" >"$0.told"; exit {0 if taken else 1}')
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "1"}
+    path = write_script(make_point(), folder, 1, Site(scheduler=Scheduler(requeue=requeue)))
+    for count in ("", "1"):  # as often as it is preempted
+        subprocess.run(["bash", str(path)], env={**environment, "SLURM_RESTART_COUNT": count}, capture_output=True, check=False)
+        assert (tmp_path / "scontrol.told").exists() == requeue
+        (tmp_path / "scontrol.told").unlink(missing_ok=True)
+        if requeue and taken:
+            assert not (folder / "exit").exists() and not (folder / RECORD).exists()
+        else:
+            found = read_record(folder / RECORD)
+            assert (found.status, found.reason) == ("lost", "Slurm preempted its job")
+            break
+
+
 def test_one_node_needs_no_network(tmp_path: Path, make_point: MakePoint) -> None:
     text = script(tmp_path, make_point(device_class="gpu", devices=4, global_batch=16))
     assert "CARAML_PEER" not in text and ".meet" not in text and "SOCKET_IFNAME" not in text

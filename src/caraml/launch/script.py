@@ -195,9 +195,12 @@ trap 'ended=1 caught=1; kill "$step"' TERM
 {_srun(point, folder, scheduler)}bash -c node >>{LOG} 2>&1 &
 step=$!
 while wait "$step"; code=$?; [ -n "$caught" ] && [ -z "$ended" ]; do caught=''; done
-# Slurm ends the steps of a job and its shell one by one: a step that was killed may have been told first.
+# Slurm ends the steps of a job and its shell one by one: a step that was killed may have been told first. So is that of a job that is
+# preempted, which may go on for a while.
+preempted=''
 if [ -z "$ended" ] && [ "$code" -gt 128 ]; then
   case $(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID" 2>/dev/null) in '' | *RUNNING*) ;; *) ended=1 ;; esac
+  case $(squeue --noheader --Format=PreemptTime:30 --jobs="$SLURM_JOB_ID" 2>/dev/null) in *[0-9]*) preempted=1 ;; esac
 fi
 [ -z "$ended" ] || sleep 2  # the worker may be writing its record just now
 {f"rm -rf {_MEET}" if meets else ""}
@@ -207,6 +210,7 @@ if [ ! -e {RECORD} ] && [ -n "$ended" ]; then
   [ -n "$warned" ] || exit "$code"  # cancelled, preempted or put back into the queue: Slurm knows which, and whether it starts again
   why=(timeout 'it reached its time limit')
 fi
+[ -z "$preempted" ] || why=(lost 'Slurm preempted its job')
 {_requeue(scheduler)}[ -e {RECORD} ] || {finish} "$code" "${{why[@]}}"
 echo "$code" >{EXIT}
 exit "$code"
@@ -373,10 +377,11 @@ def _srun(point: Point, folder: Path, scheduler: Scheduler) -> str:
 
 
 def _requeue(scheduler: Scheduler) -> str:
-    """Once: a job that is cut off again would be so for ever."""
+    """After a warning once: a job that is cut off again would be so for ever."""
     if not scheduler.requeue:
         return ""
-    return f"""if [ ! -e {RECORD} ] && [ -n "$warned" ] && [ -z "${{SLURM_RESTART_COUNT:-}}" ]; then
-  exec scontrol requeue "$SLURM_JOB_ID"
+    return f"""[ -n "${{SLURM_RESTART_COUNT:-}}" ] || preempted="$preempted$warned"
+if [ ! -e {RECORD} ] && [ -n "$preempted" ]; then
+  scontrol requeue "$SLURM_JOB_ID" && exit "$code"
 fi
 """

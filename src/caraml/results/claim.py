@@ -52,7 +52,8 @@ set -C
 _job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
 _job=${{_job:-${{SLURM_JOB_ID:--}}}}
 read -r _host </proc/sys/kernel/hostname  # a queue may hand on the HOSTNAME of where the job was submitted
-if ! echo "$$ ${{_self[21]}} $_host $_job" 2>/dev/null >{STARTED} && [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ]; then
+if ! echo "$$ ${{_self[21]}} $_host $_job" 2>/dev/null >{STARTED} &&
+  [[ ${{SLURM_RESTART_COUNT:-0}} -eq 0 || $(<{STARTED}) = {WITHDRAWN} ]]; then
   echo "this attempt was started before; remove {STARTED} to start it by hand, or have a new one made: caraml retry" >&2
   exit 75
 fi
