@@ -262,6 +262,30 @@ def test_accounting_is_asked_for_what_the_queue_forgot(tmp_path: Path, monkeypat
     assert last[handles[1]].reason == "job 7: CANCELLED by 1000" and last[handles[2]].reason == "job 8: OUT_OF_MEMORY (OutOfMemory)"
 
 
+SACCT = r"""
+case "$*" in *_*) exit 0;; esac  # a task that never began is in no line of its own
+echo '12_0|COMPLETED|None'; echo '12_[1-2,7%2]|CANCELLED by 0|PartitionDown'; echo '13|RUNNING|None'
+"""
+
+
+def test_accounting_tells_of_tasks_that_never_began_and_of_jobs_whose_end_it_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that the database has as running for ever, as after an outage, must not be waited for."""
+    stand_in(tmp_path, "sacct", SACCT)
+    stand_in(tmp_path, "squeue", "exit 0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    launcher = SlurmLauncher(Scheduler(), tmp_path, SlurmOptions(grace_seconds=0))
+    handles = [f"slurm:{job}:{tmp_path / job}" for job in ("12_1", "12_7", "13")]
+    found = launcher.poll(handles)
+    assert [found[handle].state for handle in handles] == ["lost"] * 3
+    assert [found[handle].reason for handle in handles] == [
+        "job 12_1: CANCELLED by 0 (PartitionDown)",
+        "job 12_7: CANCELLED by 0 (PartitionDown)",
+        "job 13: RUNNING (by accounting alone: the controller has forgotten it)",
+    ]
+
+
 SQUEUE = r"""#!/bin/sh
 case "$*" in
 *--me*) printf '%s\n' '12_0|main|50|2030-01-02T03:04:05|Priority' '12_1|main|50|2030-01-02T09:00:00|Priority' \
@@ -336,12 +360,14 @@ def stand_in(folder: Path, name: str, text: str) -> None:
 def test_variables_of_the_user_hide_no_job_and_replace_nothing_that_a_script_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the real ones: they obey SQUEUE_PARTITION, and SBATCH_PARTITION goes before a script's own line."""
     stand_in(tmp_path, "squeue", '[ -n "$SQUEUE_PARTITION" ] || echo "5|RUNNING|None"')
-    stand_in(tmp_path, "sbatch", 'echo "partition=$SBATCH_PARTITION account=$SBATCH_ACCOUNT time=$SBATCH_TIMELIMIT" >&2; exit 1')
+    stand_in(tmp_path, "sbatch", 'echo "partition=$SBATCH_PARTITION account=$SBATCH_ACCOUNT time=$SBATCH_TIMELIMIT $LC_ALL" >&2; exit 1')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     for name in ("SQUEUE_PARTITION", "SBATCH_PARTITION", "SBATCH_ACCOUNT", "SBATCH_TIMELIMIT"):
         monkeypatch.setenv(name, "own")
+    monkeypatch.setenv("LC_ALL", "POSIX")
     assert queue.in_queue().keys() == {"5"}
-    assert SlurmLauncher(Scheduler(), tmp_path).check("#SBATCH --partition=booster\n#SBATCH --time=9\n") == "partition= account=own time="
+    said = SlurmLauncher(Scheduler(), tmp_path).check("#SBATCH --partition=booster\n#SBATCH --time=9\n")
+    assert said == "partition= account=own time= POSIX", "jobs have the language of whoever submits them"
 
 
 def test_answers_that_nobody_expects_are_no_traces(busy: Path) -> None:

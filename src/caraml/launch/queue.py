@@ -110,7 +110,8 @@ def call(
     ``EnvironmentUnfitError`` where Slurm is not installed here."""
     kept = {*_OF_THE_CLUSTER, *keep}
     inherited = {name: value for name, value in os.environ.items() if not _OF_SLURM.match(name) or name in kept}
-    environment = {**inherited, "SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
+    told = {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C"}
+    environment = inherited if argv[0] == "sbatch" else {**inherited, **told}  # which a job would have, too
     given = text if text is None else text.encode()
     try:
         done = subprocess.run(argv, input=given, capture_output=True, timeout=seconds, env=environment, check=False)  # noqa: S603 -- Slurm's programs; what comes from files is checked by results.claim; no shell
@@ -188,18 +189,29 @@ def waiting_text(jobs: Collection[str]) -> str | None:
 
 
 def in_accounting(jobs: Iterable[str]) -> Mapping[str, Answer]:
-    """What the accounting database says of jobs that the queue has forgotten; nothing where there is no database."""
+    """What the accounting database says of jobs that the queue has forgotten, so that they are over; nothing where there is no database."""
     if shutil.which("sacct") is None:
         return {}
-    names = list(jobs)
+    names = list(dict.fromkeys(name.partition("_")[0] for name in jobs))  # tasks that never began have no lines of their own
     answers: dict[str, Answer] = {}
     for begin in range(0, len(names), _IDS_PER_CALL):
         some = ",".join(names[begin : begin + _IDS_PER_CALL])
         done = call(["sacct", "--parsable2", "--noheader", "--allocations", "--format=JobID,State,Reason", f"--jobs={some}"])
         if done.returncode:
             return {}
-        answers |= {name: answer for name, answer in map(_answer, done.stdout.splitlines()) if name}
+        for name, said in map(_answer, done.stdout.splitlines()):  # the end of some was never told, as when the database was away
+            stale = Answer("over", said.state, "by accounting alone: the controller has forgotten it")
+            answers |= dict.fromkeys(_tasks(name), said if said.standing == "over" else stale)
     return answers
+
+
+def _tasks(name: str) -> list[str]:
+    """The jobs of a line of accounting: ``12_[0-2,7%4]`` are tasks that never began."""
+    found = re.fullmatch(r"(\d+_)\[([\d,-]+)(?:%\d+)?\]", name)
+    if found is None:
+        return [name]
+    ranges = [part.split("-") for part in found[2].split(",") if part.strip("-")]
+    return [f"{found[1]}{task}" for ends in ranges for task in range(int(ends[0]), int(ends[-1]) + 1)]
 
 
 def array_limit(*, ask: bool = True) -> int:
