@@ -377,7 +377,8 @@ def _optimizer(lists: list[list[torch.nn.Parameter]], params: Params, fused: boo
     groups = []
     for members in lists:
         for matrices, decay in ((True, params.weight_decay), (False, 0.0)):
-            groups.append({"params": [parameter for parameter in members if (parameter.dim() >= 2) == matrices], "weight_decay": decay})
+            own = [parameter for parameter in members if (parameter.dim() >= 2) == matrices]
+            groups += [{"params": own, "weight_decay": decay}] if own else []  # torch takes up no checkpoint with an empty group
     return torch.optim.AdamW(groups, lr=params.learning_rate, betas=(0.9, 0.95), fused=fused)
 
 
