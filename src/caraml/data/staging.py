@@ -50,12 +50,9 @@ class Staged:
 
 def stage(source: Path, to: Path, *, unpack: bool) -> Staged:
     """Copy a file or folder into the folder ``to`` of this node, which is made if it does not exist; or ``unpack`` an archive there: tar
-    (also compressed), zip, SquashFS.
-
-    Raises:
-        InputError: if ``source`` does not exist, is no archive, is damaged, or has a member that would land outside of ``to``.
-        EnvironmentUnfitError: if ``to`` has no room or cannot be written, or ``unsquashfs`` is needed and missing.
-    """
+    (also compressed), zip, SquashFS. Raises ``InputError`` if ``source`` does not exist, is no archive, is damaged, or has a member that
+    would land outside of ``to``, and ``EnvironmentUnfitError`` if ``to`` has no room or cannot be written, or ``unsquashfs`` is needed and
+    missing."""
     source = source.resolve()
     if not source.exists():
         raise InputError(f"{source}: no such file or folder to stage")

@@ -164,11 +164,8 @@ def only_writer(out: Path) -> Iterator[None]:
 def begin(out: Path, marks: Path, plan: Mapping[str, Any]) -> None:
     """Prepare ``out``, a folder or file, for a set, or for going on with it.
 
-    ``plan``: all that was asked for.
-
-    Raises:
-        InputError: something else is there, or the size is no number.
-        EnvironmentUnfitError: the disk has no room for all of it.
+    ``plan``: all that was asked for. Raises ``InputError`` where something else is there, or the size is no number, and
+    ``EnvironmentUnfitError`` where the disk has no room for all of it.
     """
     if not math.isfinite(plan["gigabytes"]):
         raise InputError(f"--gigabytes: found {plan['gigabytes']:g}, expected a number")

@@ -66,10 +66,8 @@ class Ranks:
         """Join the processes that ``caraml.engine.start`` has started, or stand alone. The model's tensors will be on ``device``.
 
         ``longest``: seconds for which the others wait at least where a rank works alone, as in staging or in validation after the window.
-
-        Raises:
-            InputError: something else has started them.
-            EnvironmentUnfitError: another user has got between them, or torch has no collectives for the device.
+        Raises ``InputError`` where something else has started them, and ``EnvironmentUnfitError`` where another user has got between them,
+        or torch has no collectives for the device.
         """
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if world == 1:

@@ -155,12 +155,9 @@ def build_command(runtime: ContainerRuntime, definition: Path, out: Path) -> lis
 
 
 def pull_command(runtime: ContainerRuntime, image: str, out: Path | None) -> list[str]:
-    """The command that fetches an image, e.g. ``docker://IMAGE`` into a file, or ``IMAGE`` into the runtime's own store.
-
-    Raises:
-        InputError: a file is needed and not named, or the runtime fetches nothing.
-        EnvironmentUnfitError: the runtime is not installed.
-    """
+    """The command that fetches an image, e.g. ``docker://IMAGE`` into a file, or ``IMAGE`` into the runtime's own store. Raises
+    ``InputError`` where a file is needed and not named, or the runtime fetches nothing, and ``EnvironmentUnfitError`` where the runtime is
+    not installed."""
     if runtime in ("apptainer", "singularity"):
         if out is None:
             raise InputError(f"{runtime} pulls into a file", "name it: caraml container pull IMAGE FILE.sif")

@@ -91,12 +91,9 @@ def plug_in(name: str) -> Launcher:
 
 
 class PlugInLauncher:
-    """A launcher of another package: whatever that does wrong is an error in which its users find its name.
-
-    Raises:
-        InputError: it is no class, lacks a member, or gives another number of handles than it was given jobs.
-        EnvironmentUnfitError: it cannot be imported, or something in it raised.
-    """
+    """A launcher of another package: whatever that does wrong is an error in which its users find its name. Raises ``InputError`` where it
+    is no class, lacks a member, or gives another number of handles than it was given jobs, and ``EnvironmentUnfitError`` where it cannot be
+    imported, or something in it raised."""
 
     def __init__(self, plugin: Plugin) -> None:
         self._what = f"launcher {plugin.name!r} of plug-in {plugin.package} ({plugin.point.value})"

@@ -123,12 +123,9 @@ class _Parameters:
 
 def suite_from_script(path: Path, tags: Sequence[str], name: str | None = None) -> str:
     """A suite file with what a JUBE script asks for under these tags of ``jube run --tag``, called ``name`` or as its benchmark. Comments
-    at its end name what could not be turned, line by line.
-
-    Raises:
-        InputError: not a script of JUBE, a tag that it does not have, tags under which it refuses to run, or no training of CARAML's in it.
-        EnvironmentUnfitError: YAML, and no package that reads it.
-    """
+    at its end name what could not be turned, line by line. Raises ``InputError`` for what is no script of JUBE or has no training of
+    CARAML's, for a tag that it does not have, and tags under which it refuses to run, and ``EnvironmentUnfitError`` for YAML that no
+    package here reads."""
     import tomli_w
 
     root = read_script(path)

@@ -46,12 +46,8 @@ def workload_plugins() -> dict[str, Plugin]:
 
 
 def load_workload(name: str) -> Workload:
-    """The workload of this name, CARAML's own or a plug-in's.
-
-    Raises:
-        InputError: an unknown workload, or a plug-in that was refused.
-        EnvironmentUnfitError: a plug-in that cannot be imported.
-    """
+    """The workload of this name, CARAML's own or a plug-in's. Raises ``InputError`` for an unknown workload, or a plug-in that was refused,
+    and ``EnvironmentUnfitError`` for a plug-in that cannot be imported."""
     name = WORKLOAD_ALIASES.get(name, name)
     if name in _PROOF:
         return importlib.import_module(_PROOF[name]).WORKLOAD

@@ -162,12 +162,8 @@ class MegatronSamples(TokenSamples):
         self, corpus: IndexedTokens, sequence_length: int, vocab_size: int, *, seed: int, split: str, run_samples: int | None = None
     ) -> None:
         """Build the index, the same on every rank, of Megatron-LM's ``--seed`` and ``--split``, of whose parts the first is taken; the
-        corpus's sequences are its documents. ``run_samples``: that the other run asks for; ``None`` for at most one epoch.
-
-        Raises:
-            InputError: if the part of the corpus is shorter than one sample.
-            EnvironmentUnfitError: without Megatron-Core.
-        """
+        corpus's sequences are its documents. ``run_samples``: that the other run asks for; ``None`` for at most one epoch. Raises
+        ``InputError`` if the part of the corpus is shorter than one sample, and ``EnvironmentUnfitError`` without Megatron-Core."""
         super().__init__(corpus, sequence_length, vocab_size)
         try:
             from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig

@@ -285,12 +285,9 @@ def grow_text(  # noqa: PLR0917 -- as prepare_text, with a size and somebody to 
 ) -> PreparedText:
     """Write the corpus ``out`` of ``gigabytes`` (1e9 bytes) of tokens, several parts at a time; the same call goes on after an end.
 
-    Its documents are those of ``inputs``, without any of the standard library's sources, drawn with replacement. The last of each part
-    is cut off, so that all parts have the same number of tokens.
-
-    Raises:
-        InputError: as :func:`prepare_text` and :func:`~caraml.data.store.begin`.
-        EnvironmentUnfitError: the disk has no room for all of it.
+    Its documents are those of ``inputs``, without any of the standard library's sources, drawn with replacement. The last of each part is
+    cut off, so that all parts have the same number of tokens. Raises ``InputError`` as :func:`prepare_text` and
+    :func:`~caraml.data.store.begin`, and ``EnvironmentUnfitError`` where the disk has no room for all of it.
     """
     marks, tokens = marks_beside(out), corpus_file(out, ".bin")
     plan = {

@@ -183,11 +183,8 @@ class DaliBatches(Iterator[list[torch.Tensor]]):
         """Build the pipeline over ``root/CLASS/IMAGE``; on a CPU device it decodes there, which is for tests.
 
         An epoch has each image ``passes`` times. All are shuffled once, as they lie class by class, and every epoch anew by DALI's reader,
-        among those that it holds at a time. Each rank reads its own shard, and an incomplete batch is left out.
-
-        Raises:
-            EnvironmentUnfitError: if DALI is not installed.
-            InputError: if ``root`` is no image folder.
+        among those that it holds at a time. Each rank reads its own shard, and an incomplete batch is left out. Raises
+        ``EnvironmentUnfitError`` if DALI is not installed, and ``InputError`` if ``root`` is no image folder.
         """
         self.store = FolderStore(root)
         self._size, self._batch_size, self._device, self._passes = size, batch_size, device, passes

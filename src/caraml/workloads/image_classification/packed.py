@@ -312,11 +312,9 @@ def write_shards(store: ImageStore, folder: Path, images_per_shard: int = 10_000
 def pack_images(root: Path, out: Path, images_per_shard: int = 10_000) -> tuple[int, int, int]:
     """Write the images of ``root`` to ``out``; what it becomes follows from the name. Returns images, files, and bytes.
 
-    ``.lmdb``: an LMDB. ``.tar``, ``.zip``, ``.sqsh``: an archive with ``CLASS/IMAGE`` inside. No ending: a folder of tar shards.
-
-    Raises:
-        InputError: if ``root`` is no image folder, or ``out`` exists or has another ending.
-        EnvironmentUnfitError: if the tool or package for the format is missing.
+    ``.lmdb``: an LMDB. ``.tar``, ``.zip``, ``.sqsh``: an archive with ``CLASS/IMAGE`` inside. No ending: a folder of tar shards. Raises
+    ``InputError`` if ``root`` is no image folder, or ``out`` exists or has another ending, and ``EnvironmentUnfitError`` if the tool or
+    package for the format is missing.
     """
     store = FolderStore(root)
     if out.exists():

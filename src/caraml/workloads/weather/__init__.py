@@ -203,11 +203,8 @@ def grow_weather(  # noqa: PLR0917 -- as prepare_weather, with a size and somebo
     """Write look-alike files of ``gigabytes`` (1e9 bytes) in all into ``out``, several at a time; the same call goes on after an end.
 
     Every part has another content, and samples as those of ``size``. ``tell`` gets the parts that are done, and all. Returns files and
-    bytes.
-
-    Raises:
-        InputError: an unknown application or size, one whose sets do not grow, too few files, or other files in ``out``.
-        EnvironmentUnfitError: the disk has no room for all of it.
+    bytes. Raises ``InputError`` for an unknown application or size, one whose sets do not grow, too few files, or other files in ``out``,
+    and ``EnvironmentUnfitError`` where the disk has no room for all of it.
     """
     _refuse_unknown(application, size)
     if application in _WHOLE:
