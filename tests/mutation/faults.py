@@ -716,8 +716,8 @@ FAULTS = [
     Fault(
         "a cache holds any kernel's data",
         "workloads/flops.py",
-        "min(each * micro_batch + rest, cache)",
-        "min(each * micro_batch + rest, 1e18)",
+        "min(each * samples + rest, cache)",
+        "min(each * samples + rest, 1e18)",
         ("tests/workloads/test_traffic.py",),
     ),
     Fault(

@@ -110,6 +110,10 @@ class Traffic:
         """The other bytes of a micro-batch."""
         return sum(rest * times for _, rest, times in self.kernels)
 
+    def cached(self, samples: int, cache: float) -> float:
+        """Bytes of one micro-batch that a cache of this size can serve at best: of each kernel no more than it holds."""
+        return sum(min(each * samples + rest, cache) * times for each, rest, times in self.kernels)
+
     def times(self, factor: float) -> Traffic:
         """The same kernels, so many times as often."""
         return Traffic(tuple((each, rest, times * factor) for each, rest, times in self.kernels))
@@ -118,11 +122,9 @@ class Traffic:
         return Traffic(self.kernels + other.kernels)
 
     def cached_share(self, micro_batch: int, accumulation: int, update: float, cache: float) -> float:
-        """Largest share of a step's bytes that the cache can serve, of each kernel no more than it holds; ``update`` bytes are the
-        optimizer's, in one kernel."""
+        """Largest share of a step's bytes that the cache can serve; ``update`` bytes are the optimizer's, in one kernel."""
         moved = accumulation * (micro_batch * self.per_sample + self.besides) + update
-        served = sum(min(each * micro_batch + rest, cache) * times for each, rest, times in self.kernels)
-        return (accumulation * served + min(update, cache)) / moved
+        return (accumulation * self.cached(micro_batch, cache) + min(update, cache)) / moved
 
     def facts(self, ctx: BuildContext[Any], update: float, items_per_sample: int = 1) -> dict[str, Any]:
         """What a task's facts say of a step's bytes; ``update`` of them are the optimizer's."""
