@@ -129,24 +129,24 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_920,
-    "base": 3_041,
+    "base": 3_049,
     "campaign": 1_610,
     "cli": 1_621,
-    "data": 782,
+    "data": 783,
     "engine": 4_808,
     "launch": 1_853,
     "metrics": 996,
-    "power": 4_849,
+    "power": 4_850,
     "reference": 515,
     "report": 4_858,
     "results": 3_180,
     "suite": 2_724,
     "system": 3_508,
     "verify": 1_060,
-    "worker": 2_497,
+    "worker": 2_498,
     "workloads": 8_328,
 }
-FILES = 191
+FILES = 192
 
 
 def test_no_room_outgrows_its_lines() -> None:

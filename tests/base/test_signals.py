@@ -12,8 +12,8 @@ from types import FrameType
 
 import pytest
 
-from caraml.base import processes
-from caraml.base.processes import die_with_parent, last_words, on_signals
+from caraml.base import signals
+from caraml.base.signals import die_with_parent, last_words, on_signals
 from caraml.data import store
 
 
@@ -87,7 +87,7 @@ def test_in_another_thread_nothing_is_changed() -> None:
 def ends(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[int]:
     """The signals that would have ended this process."""
     found: queue.Queue[int] = queue.Queue()
-    monkeypatch.setattr(processes, "_end_by", found.put)
+    monkeypatch.setattr(signals, "_end_by", found.put)
     return found
 
 
@@ -109,7 +109,7 @@ def test_last_words_are_said_before_a_signal_ends_the_process(ends: queue.Queue[
 
 
 def test_a_signal_that_comes_as_the_block_ends_is_not_lost(ends: queue.Queue[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes._last_words, "_listen", lambda: None)
+    monkeypatch.setattr(signals._last_words, "_listen", lambda: None)
     with last_words(ends.put):
         signal.raise_signal(signal.SIGHUP)
         assert ends.empty()

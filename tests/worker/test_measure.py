@@ -27,7 +27,7 @@ from rich.console import Console
 
 import caraml
 from caraml.analysis.grouping import work_of
-from caraml.base import processes
+from caraml.base import signals
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.engine.device import CpuDevice
 from caraml.engine.ranks import LooseRanks, Ranks
@@ -432,7 +432,7 @@ def test_a_loop_that_is_killed_leaves_a_record(where: str, kind: type[Ranks], tm
     monkeypatch.setenv("CARAML_POWER", "fake:constant")
     monkeypatch.setattr(own_loop, "ranks_in_use", kind)
     killed = threading.Event()
-    monkeypatch.setattr(processes, "_end_by", lambda number: killed.set())
+    monkeypatch.setattr(signals, "_end_by", lambda number: killed.set())
 
     def kill() -> None:
         signal.raise_signal(signal.SIGTERM)

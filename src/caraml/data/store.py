@@ -30,7 +30,8 @@ from typing import Any
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import DATA_VARIABLE, data_home, flush, write_file, write_new
 from caraml.base.format import count
-from caraml.base.processes import Lock, alone, die_with_parent
+from caraml.base.processes import Lock, alone
+from caraml.base.signals import die_with_parent
 from caraml.system.affinity import usable_cpus
 
 _PARTIAL = ".partial-"

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from caraml.base.files import new_folder_beside, write_file
-from caraml.base.processes import on_signals
+from caraml.base.signals import on_signals
 
 MEET = "CARAML_MEET"
 """Environment variable: the folder, its user's alone, in which the processes of a point find each other."""

@@ -23,6 +23,7 @@ from caraml.base import processes
 from caraml.base.errors import CaramlError, InputError
 from caraml.base.files import write_file
 from caraml.base.format import printable
+from caraml.base.signals import on_signals
 from caraml.power.merge import merge_folder
 from caraml.power.meter import Meter, channel_power
 from caraml.power.model import WindowEnergy
@@ -217,7 +218,7 @@ def _measured(meter: Meter, folder: ResultFolder, result: CommandResult, idle_s:
             child = _Child(result.command)
             # What is ignored, as SIGHUP under ``nohup``, stays so, and is ignored by the command as well.
             heeded = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
-            until_written.enter_context(processes.on_signals(heeded, child.forward))
+            until_written.enter_context(on_signals(heeded, child.forward))
             start = meter.mark()
             code = child.run()
             end = meter.mark()

@@ -27,7 +27,8 @@ from pydantic import Field
 from caraml.base.errors import CaramlError, InputError
 from caraml.base.format import human
 from caraml.base.limits import SECONDS, limited, read_json
-from caraml.base.processes import node_key, on_signals
+from caraml.base.processes import node_key
+from caraml.base.signals import on_signals
 from caraml.base.toml import FrozenModel
 from caraml.engine.instruments import Instruments, Nodes, NodeSummary, put_together
 from caraml.metrics.energy import ENERGY_METRICS, NO_ENERGY

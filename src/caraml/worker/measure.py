@@ -22,7 +22,7 @@ from caraml import __version__
 from caraml.base.errors import CaramlError, InputError, is_out_of_memory
 from caraml.base.format import count
 from caraml.base.limits import COUNT
-from caraml.base.processes import last_words
+from caraml.base.signals import last_words
 from caraml.base.toml import checked, shown
 from caraml.engine.device import CpuDevice
 from caraml.engine.instruments import Instruments, quiet_baseline

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from caraml.base.errors import InputError
 from caraml.base.files import new_folder_beside, write_new
 from caraml.base.format import human, percent
-from caraml.base.processes import on_signals
+from caraml.base.signals import on_signals
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary
 from caraml.metrics.model import Facts, Metric, Peak, Phase

@@ -24,7 +24,7 @@ from caraml.base.errors import InputError, is_out_of_memory
 from caraml.base.files import write_file
 from caraml.base.format import human
 from caraml.base.limits import read_json
-from caraml.base.processes import die_with_parent
+from caraml.base.signals import die_with_parent
 from caraml.engine.afterwards import Tracer, quality, save_model, validate, validation_loss
 from caraml.engine.device import CpuDevice, Device, open_device, sensors_of
 from caraml.engine.instruments import Instruments, quiet_baseline
