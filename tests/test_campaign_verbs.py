@@ -366,6 +366,15 @@ def test_status_says_what_a_point_waits_for_in_the_queue(here: Path, monkeypatch
     assert "(Priority); place 1 of 1" in again and "measure" not in again, "it was put back into the queue"
     (here / "squeue").write_text("#!/bin/sh\necho 'squeue: error: down' >&2; exit 1\n")
     assert "why it waits is unknown: Slurm does not answer (down)" in caraml(here, "status", **surroundings).stdout
+    (here / "squeue").write_text(listed)
+    (here / "scancel").write_text("#!/bin/sh\n")
+    (here / "scancel").chmod(0o755)
+    (here / "verbs.toml").write_text(SUITE.replace("n = [1, 2]", "n = [3, 4]"))
+    more = caraml(here, "run", "verbs.toml", "--system", "there.toml", "--detach", **surroundings)
+    assert more.returncode == 0, more.stderr
+    for _ in range(2):
+        ended = caraml(here, "cancel", "verbs", **surroundings).stdout
+    assert ended == "left 2 points of verbs@1, another campaign of this suite, alone: caraml cancel verbs@1\n"
 
 
 def test_a_login_node_is_not_measured_by_mistake(here: Path) -> None:

@@ -130,11 +130,11 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_920,
     "base": 3_049,
-    "campaign": 1_610,
+    "campaign": 1_623,
     "cli": 1_621,
     "data": 783,
     "engine": 4_808,
-    "launch": 1_853,
+    "launch": 1_855,
     "metrics": 996,
     "power": 4_850,
     "reference": 515,

@@ -286,6 +286,16 @@ def test_accounting_tells_of_tasks_that_never_began_and_of_jobs_whose_end_it_mis
     ]
 
 
+def test_a_job_that_could_write_nothing_is_lost_with_that_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk names can be made, and nothing put into them."""
+    stand_in(tmp_path, "squeue", "echo '5|FAILED|NonZeroExitCode'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "5").mkdir()
+    (tmp_path / "5" / "exit").touch()
+    (state,) = SlurmLauncher(Scheduler(), tmp_path, SlurmOptions(grace_seconds=0)).poll([f"slurm:5:{tmp_path / '5'}"]).values()
+    assert state.state == "lost" and "as where the disk is full" in (state.reason or "")
+
+
 SQUEUE = r"""#!/bin/sh
 case "$*" in
 *--me*) printf '%s\n' '12_0|main|50|2030-01-02T03:04:05|Priority' '12_1|main|50|2030-01-02T09:00:00|Priority' \

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from caraml.base.errors import ExitCode
+from caraml.base.format import count
 from caraml.campaign.machine import DeviceLock, machine_of, too_large
 from caraml.launch import Elsewhere, JobState, Launcher
 from caraml.launch.launchers import LocalLauncher, launcher_of
@@ -210,8 +211,20 @@ def cancel(root: Path, what: str) -> Iterator[str]:
             yield why or _end_point(store, one)
     for kind, points in foreign.items():
         yield from _end_foreign(store, kind, points)
-    if not left:
-        yield "no job is left"
+    earlier = list(_left_of_earlier(found))
+    yield from earlier or ([] if left else ["no job is left"])
+
+
+def _left_of_earlier(found: Selection) -> Iterator[str]:
+    """What is under way of campaigns of the same suites that are not these: of points that the suite had before it was edited."""
+    store, keys = found.store, {point.key for point in found.points}
+    for suite in dict.fromkeys(listing.name for listing in found.listings):
+        for listing in store.rounds(suite):
+            points = {one.key for one in standings(store, listing) if one.state in OPEN} - keys
+            keys |= points
+            if points:
+                name = f"{suite}@{listing.round}"
+                yield f"left {count(len(points), 'point')} of {name}, another campaign of this suite, alone: caraml cancel {name}"
 
 
 def _open(found: Selection) -> list[Standing]:

@@ -247,6 +247,8 @@ class SlurmLauncher:
             return JobState("running", reason="it is over; waiting for its files to appear")
         said = str(answer) if answer is not None else "Slurm has forgotten it, and no accounting remembers it"
         words = self._log_line(handle)
+        if not words and (folder / EXIT).exists():
+            words = "nothing, and its exit code could not be written, as where the disk is full"
         return JobState("lost", reason=f"job {_job(handle)}: {said}" + (f"; its log ends: {words}" if words else ""))
 
     def _log_line(self, handle: str) -> str:
