@@ -41,11 +41,9 @@ class MapDataset(Protocol):
 
     def __len__(self) -> int:
         """The number of samples in an epoch."""
-        ...
 
     def __getitem__(self, position: int, /) -> Any:
         """One sample."""
-        ...
 
 
 def default_workers(device_type: str, processes_on_node: int = 1) -> int:

@@ -177,11 +177,9 @@ class OtherNodes:
         self._number += 1
         if self._steps is None or self._steps.stdin is None:
             return
-        try:
+        with contextlib.suppress(OSError):  # they have ended; no answer says so
             self._steps.stdin.write(" ".join((word, *rest)) + "\n")
             self._steps.stdin.flush()
-        except OSError:  # they have ended; no answer says so
-            pass
 
     def _wait(self, number: int, patience: float) -> None:
         """Until every node that counts has answered an instruction, or nothing more can come."""

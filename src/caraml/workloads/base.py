@@ -121,19 +121,15 @@ class StepTools(Protocol):
 
     def next_batch(self) -> Any:
         """The next micro-batch of this rank; the wait for it is counted."""
-        ...
 
     def wrap(self, module: torch.nn.Module) -> torch.nn.Module:
         """The module as the point asks for it: compiled, and inside DDP if there are several ranks."""
-        ...
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context of a forward pass in the point's precision."""
-        ...
 
     def update(self, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
         """Backward pass of ``loss``, then one step of ``optimizer``, whose gradients are cleared."""
-        ...
 
 
 Attend = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]

@@ -223,15 +223,12 @@ class ImageStore(Protocol):
 
     def read(self, position: int) -> bytes:
         """The file of image ``position``. Raises ``OSError`` if it cannot be read, ``InputError`` if it is too large."""
-        ...
 
     def name(self, position: int) -> str:
         """Where a person finds image ``position``."""
-        ...
 
     def describe(self) -> dict[str, Any]:
         """Kind, path, bytes, for the record."""
-        ...
 
 
 def described(store: ImageStore, size: int, passes: int, decoder: str) -> dict[str, Any]:
