@@ -128,6 +128,16 @@ def test_formulas_of_own_results_give_the_published_numbers_from_the_published_i
             assert mine.number(panel.own[""]) == pytest.approx(one.number(panel.values[""]), rel=0.002), (batch, panel.axis)
 
 
+def test_a_figure_of_energies_with_idle_devices_in_them_says_so() -> None:
+    found = set()
+    for name, figure in FIGURES.items():
+        notes = [text for one in experiments(figure) for metric, text in one.notes if metric == "device_energy"]
+        if any("the idle ones too" in text for text in notes):
+            assert any(words in figure.note for words in ("idle devices", "unused devices", "energy of all four")), name
+            found.add(figure.name)
+    assert found == {"Figures 1 and 2", "Figure 3", "Figures 4 to 6", "Tables 35 to 39"}
+
+
 def test_the_middle_of_a_printed_range_is_called_that() -> None:
     """Section 4.7.2 has the ends only: 4220 and 4260 s on GH200, 20807 and 21018 s on A2."""
     figure = FIGURES["maelstrom Figures 4 to 6"]
