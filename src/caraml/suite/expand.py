@@ -30,15 +30,8 @@ _REMEMBERED = 1000
 _PLAIN = (str, int, float, list, dict, type(None))
 NOT_IN_LABELS = ("micro_batch", "seed")
 """Keys of a benchmark that labels say nothing of, but where they are swept or replaced."""
-DEFAULTS: dict[str, Any] = {
-    "nodes": 1,
-    "devices": 1,
-    "mode": "train",
-    "precision": "fp32",
-    "seed": 0,
-    "deterministic": False,
-    "profile": False,
-}
+DEFAULTS: dict[str, Any] = {"nodes": 1, "devices": 1, "mode": "train", "precision": "fp32", "seed": 0}
+DEFAULTS |= dict.fromkeys(("deterministic", "profile"), False)
 """Values of a benchmark that a suite need not give."""
 
 
@@ -118,7 +111,7 @@ class _Expansion:
     def __init__(
         self, file: SuiteFile, index: int, machine: Machine, params_of: ParamsOf, software_of: SoftwareOf, *, chosen: bool
     ) -> None:
-        self.index, self.benchmark, self.chosen = index, file.suite.benchmark[index], chosen
+        self.benchmark, self.chosen = file.suite.benchmark[index], chosen
         self._suite, self._document, self._machine = file.suite, file.document, machine
         self._location: Location = ("benchmark", index)
         self._changed = file.changed[index] if file.changed else frozenset()
@@ -377,7 +370,6 @@ def flat(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def axes_of(asked: dict[str, Any]) -> dict[str, list[Any]]:
-    """The swept values of a flat table."""
     return {name: value for name, value in asked.items() if isinstance(value, list)}
 
 
