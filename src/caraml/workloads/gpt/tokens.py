@@ -202,6 +202,7 @@ class IndexedTokensWriter:
         self.dtype = token_dtype(vocab_size)
         self.lengths: list[int] = []
         """Tokens of each document."""
+        self.token_count = 0
         self._file, self._sha256 = file, hashlib.sha256()
 
     @classmethod
@@ -224,14 +225,11 @@ class IndexedTokensWriter:
         self._file.write(data)
         self._sha256.update(data)
         self.lengths.append(wide.size)
+        self.token_count += wide.size
 
     @property
     def document_count(self) -> int:
         return len(self.lengths)
-
-    @property
-    def token_count(self) -> int:
-        return sum(self.lengths)
 
     @property
     def sha256(self) -> str:
