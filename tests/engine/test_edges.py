@@ -248,3 +248,22 @@ def test_a_run_ends_on_every_node_when_it_has_ended_on_all() -> None:
         return {name: (begin - began, end - began) for name, (begin, end) in asked.items()}
 
     assert Meeting(2, apart=3600.0).run(work) == [{"run": (0.0, 60.0)}] * 2
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [({}, 80.0), ({"mode": "data"}, 20.0), ({"device_class": "gpu"}, 20.0)],
+    ids=["in step", "each by itself", "accelerators"],
+)
+def test_ranks_wait_for_each_other_s_input(make_point: MakePoint, values: dict[str, Any], expected: float) -> None:
+    """Each of four ranks waits for 1 s in every fourth step, all at other steps: in training on CPUs all wait in each."""
+    facts = Facts(item="thing", items_per_sample=1, parameters=1, flops_per_item=None, flops_formula="known")
+    ranks = []
+    for rank in range(4):
+        waits = [0.25, *(float(step % 4 == rank) for step in range(4, 84))]
+        rows = StepTable(StepRow("measure" if step else "first", 2.0 * step, 2.0, wait) for step, wait in enumerate(waits))
+        ranks.append(RankSummary(2.0, 162.0, rows, [], 2.0, 2.0, 0, clock="one"))
+    point = make_point(devices=4, global_batch=4, micro_batch=1, **values)
+    known = Known(Path(), point, facts, 0.0, "", Peak(value=None, dtype="fp32", reason="not probed"), runtime=162.0)
+    run = together(ranks, known)
+    assert (run.data_wait, run.whole_data_wait) == (expected, expected + 0.25)

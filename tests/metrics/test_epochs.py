@@ -76,6 +76,7 @@ def test_a_run_says_what_bounds_it() -> None:
     bound = without_wait(rate, 0.5, True)
     assert bound.value == 200 and (bound.reason or "").startswith("input-bound: 50 % of the window")
     assert "the most" not in (bound.reason or "") and "the most" in (without_wait(rate, 0.5, True, behind=True).reason or "")
+    assert "the most" not in (without_wait(rate, 0.5, True, behind=True, alone=False).reason or ""), "it waits for others' input, too"
     assert without_wait(rate, 0.99, False).value is None, "loading alone computes nothing"
 
 

@@ -186,7 +186,7 @@ class Measured:
     steps: Sequence[float]
     """Time of every step from the first on."""
     data_wait: float | None
-    """Longest total wait for batches of any rank inside the window; ``None`` where the loop does not tell."""
+    """Longest wait for batches inside the window; ``None`` where the loop does not tell."""
     first_step_time: float
     time_to_first_step: float
     device_memory: int | None = None
@@ -199,7 +199,7 @@ class Measured:
     phases: Sequence[Phase] = ()
     """Finished phases; none overlap."""
     whole_data_wait: float | None = None
-    """Longest wait for batches of any rank, over all steps."""
+    """The same over all steps."""
     validation_loss: float | None = None
     no_validation: str = ONLY_TRAINED
     """Why there is no validation loss, or no saved model, if there is none."""

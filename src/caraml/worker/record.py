@@ -23,7 +23,7 @@ from caraml.engine.instruments import Instruments, Nodes, on_clock, put_together
 from caraml.engine.loop import MeasuringLoop
 from caraml.engine.precision import ARITHMETIC
 from caraml.engine.ranks import Ranks
-from caraml.engine.steps import RankSummary
+from caraml.engine.steps import RankSummary, StepTable
 from caraml.metrics.energy import joules, nominal_epoch
 from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Epoch, Facts, Measured, Metric, OwnMetric, Peak, Phase, Window, steps_per_epoch
 from caraml.metrics.run import epoch_metrics, is_input_bound, run_metrics, whole_run, without_wait
@@ -147,7 +147,7 @@ def make_record(ranks: list[RankSummary], known: Known, *, table: bool = True) -
     metrics["other_cpu_share"] = nodes.other_cpu
     metrics |= run_metrics(measured, nodes.energy)
     trained, behind, wait = point.mode == "train", point.device_class == "gpu", metrics["data_wait_share"].value
-    metrics["throughput_without_wait"] = without_wait(metrics["throughput"], wait, trained, behind)
+    metrics["throughput_without_wait"] = without_wait(metrics["throughput"], wait, trained, behind, point.world == 1)
     if known.facts.epoch_items is not None:
         metrics |= nominal_epoch(metrics["energy_per_item"], known.facts.epoch_items, point.world)
     metrics |= epoch_metrics(measured, joules(nodes.spans.get("epochs"), *HEADLINES))
@@ -221,7 +221,7 @@ def together(ranks: list[RankSummary], known: Known) -> Measured:
             closed_within=_apart(ranks, [rank.end for rank in ranks], [rank.waits[1] for rank in ranks]),
         ),
         steps=times,
-        data_wait=max(sum(rows.data_waits) for rows in inside) if waits else None,
+        data_wait=_longest_wait(inside, known.point) if waits else None,
         first_step_time=max(rank.first_step_time for rank in ranks),
         time_to_first_step=mine.first_step_end - known.origin,
         device_memory=max(memory, default=None),
@@ -230,7 +230,7 @@ def together(ranks: list[RankSummary], known: Known) -> Measured:
         rank_steps=[float(np.mean(rows.seconds)) for rows in inside],
         runtime=known.runtime,
         phases=known.phases,
-        whole_data_wait=max(sum(rank.rows.data_waits) for rank in ranks) if waits else None,
+        whole_data_wait=_longest_wait([rank.rows for rank in ranks], known.point) if waits else None,
         validation_loss=loss,
         no_validation=known.afterwards_failed or why,
         epochs=list(_epochs(ranks, times)),
@@ -254,6 +254,14 @@ def _slowest(ranks: list[RankSummary], *, in_step: bool) -> Sequence[float]:
         return max(ranks, key=lambda rank: rank.end - rank.begin).rows.seconds
     slowest = np.maximum.reduce([np.frombuffer(rank.rows.seconds) for rank in ranks])
     return array("d", slowest.tobytes())
+
+
+def _longest_wait(ranks: list[StepTable], point: Point) -> float:
+    """Seconds that these steps waited for batches: on CPUs whose ranks wait for each other, each step as long as the rank that waited
+    longest in it. Elsewhere that would count waits of several ranks at one time more than once: it is the longest of any rank."""
+    if point.in_step and point.device_class == "cpu":
+        return float(np.maximum.reduce([np.frombuffer(rows.data_waits) for rows in ranks]).sum())
+    return max(sum(rows.data_waits) for rows in ranks)
 
 
 def _epochs(ranks: list[RankSummary], times: Sequence[float]) -> Iterator[Epoch]:
