@@ -134,7 +134,7 @@ LINES = {
     "cli": 1_621,
     "data": 781,
     "engine": 4_808,
-    "launch": 1_855,
+    "launch": 1_866,
     "metrics": 998,
     "power": 4_850,
     "reference": 515,

@@ -101,6 +101,19 @@ def test_a_preempted_job_that_has_a_while_left_is_no_failure(requeue: bool, take
             break
 
 
+def test_a_task_of_an_array_warns_itself_alone(tmp_path: Path, make_point: MakePoint) -> None:
+    """One task has the array's number for its own: all others were warned, too, and put back into the queue."""
+    folder = Store(tmp_path / "results").new_attempt(make_point())
+    stand_in(tmp_path, "srun", "kill -USR1 $PPID; exec sleep 0.3")
+    stand_in(tmp_path, "scancel", 'echo "scancel $*" >>"${0%/*}/told"')
+    stand_in(tmp_path, "scontrol", 'echo "scontrol $*" >>"${0%/*}/told"')
+    task = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "SLURM_CPUS_ON_NODE": "1"}
+    path = write_script(make_point(), folder, 1, Site(scheduler=Scheduler(requeue=True)))
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", **task}
+    subprocess.run(["bash", str(path)], env=environment, capture_output=True, check=False)
+    assert (tmp_path / "told").read_text().splitlines() == ["scancel --signal=USR1 7_2", "scontrol requeue 7_2"]
+
+
 def test_one_node_needs_no_network(tmp_path: Path, make_point: MakePoint) -> None:
     text = script(tmp_path, make_point(device_class="gpu", devices=4, global_batch=16))
     assert "CARAML_PEER" not in text and ".meet" not in text and "SOCKET_IFNAME" not in text

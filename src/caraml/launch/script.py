@@ -170,7 +170,7 @@ def _slurm(made: Recipe) -> str:
     assert scheduler is not None
     meets = point.nodes > 1 and point.workload != "command"
     # A command's worker is no step of the job: the steps are its program's.
-    warning = 'kill -USR1 "$step"' if point.workload == "command" else 'scancel --signal=USR1 "$SLURM_JOB_ID"'
+    warning = 'kill -USR1 "$step"' if point.workload == "command" else 'scancel --signal=USR1 "$_job"'
     heading = "\n".join(batch.PREFIX + line for line in batch.resources(point, folder, made.threads, scheduler))
     finish = f"{shlex.quote(made.python)} -P -m caraml.results.finish {shlex.quote(str(folder))}"
     return f"""#!/usr/bin/env bash
@@ -188,7 +188,8 @@ node() {{
 }}
 export -f node
 
-# Slurm warns with USR1 before the time is over, and ends a job with TERM.
+# Slurm warns with USR1 before the time is over, and ends a job with TERM. One task of an array has the array's number for its own: by
+# that, all tasks would be meant.
 warned='' ended='' caught='' step=''
 trap 'warned=1 caught=1; {warning}' USR1
 trap 'ended=1 caught=1; kill "$step"' TERM
@@ -199,8 +200,8 @@ while wait "$step"; code=$?; [ -n "$caught" ] && [ -z "$ended" ]; do caught=''; 
 # preempted, which may go on for a while.
 preempted=''
 if [ -z "$ended" ] && [ "$code" -gt 128 ]; then
-  case $(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID" 2>/dev/null) in '' | *RUNNING*) ;; *) ended=1 ;; esac
-  case $(squeue --noheader --Format=PreemptTime:30 --jobs="$SLURM_JOB_ID" 2>/dev/null) in *[0-9]*) preempted=1 ;; esac
+  case $(squeue --noheader --format=%T --jobs="$_job" 2>/dev/null) in '' | *RUNNING*) ;; *) ended=1 ;; esac
+  case $(squeue --noheader --Format=PreemptTime:30 --jobs="$_job" 2>/dev/null) in *[0-9]*) preempted=1 ;; esac
 fi
 [ -z "$ended" ] || sleep 2  # the worker may be writing its record just now
 {f"rm -rf {_MEET}" if meets else ""}
@@ -382,6 +383,6 @@ def _requeue(scheduler: Scheduler) -> str:
         return ""
     return f"""[ -n "${{SLURM_RESTART_COUNT:-}}" ] || preempted="$preempted$warned"
 if [ ! -e {RECORD} ] && [ -n "$preempted" ]; then
-  scontrol requeue "$SLURM_JOB_ID" && exit "$code"
+  scontrol requeue "$_job" && exit "$code"
 fi
 """

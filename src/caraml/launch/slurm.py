@@ -7,6 +7,7 @@ and left no word is ``lost``, with what Slurm says of it.
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shutil
 import time
@@ -30,8 +31,9 @@ _IDS_PER_CALL = 500
 _LOOKS, _LOOK_SECONDS = 10, 0.3
 _QUEUE_SECONDS = (60.0, 960.0)
 """How often the whole queue is looked at, at first and after hours: that of a large machine has thousands of jobs."""
-_TOO_MANY = re.compile(r"(Max|Grp)Submit")
-"""In what Slurm says where an account, a user or a QOS has as many jobs in the queue as it may: ``AssocMaxSubmitJobLimit`` ..."""
+_TOO_MANY = re.compile(r"(Max|Grp)Submit|Invalid job array")
+"""In what Slurm says where an account, a user or a QOS has as many jobs in the queue as it may (``AssocMaxSubmitJobLimit``), or an array is
+too long."""
 _FILLED_IN = ("account", "partition", "qos", "constraint", "reservation")
 _LAST_WORD = re.compile(r"error: \*\*\* (.*) \*\*\*")
 
@@ -241,7 +243,7 @@ class SlurmLauncher:
         if answer is not None:
             self._last_words[handle] = answer
         answer = self._last_words.get(handle)
-        if (folder / RECORD).exists():
+        if _has_record(folder):
             return JobState("ended", 0)
         if self._clock() - since < self.options.grace_seconds:
             return JobState("running", reason="it is over; waiting for its files to appear")
@@ -285,6 +287,14 @@ class SlurmLauncher:
 def _unsaid(options: Sequence[str]) -> list[str]:
     """Variables by which users give ``sbatch`` what a script leaves open; what it says they would replace, too."""
     return [f"SBATCH_{key.upper()}" for key in _FILLED_IN if not any(line.startswith(f"--{key}=") for line in options)]
+
+
+def _has_record(folder: Path) -> bool:
+    """Whether an attempt has its record: asks the server of a network's disk, which may be known here as it was a minute ago."""
+    try:
+        return RECORD in os.listdir(folder)  # noqa: PTH208
+    except FileNotFoundError:
+        return False
 
 
 def is_refused(handle: str) -> bool:
