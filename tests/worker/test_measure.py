@@ -493,6 +493,36 @@ def test_a_signal_for_a_fork_ends_the_fork_alone(tmp_path: Path) -> None:
     assert only(tmp_path).status == "ok"
 
 
+GENERATOR = """
+import sys, time, caraml
+
+def measured(name, data):
+    with caraml.measure(name, out=sys.argv[1], policy=caraml.Policy(min_seconds=60, warm_up_max_seconds=0.1, idle_seconds=0)) as m:
+        for batch in data:
+            yield batch
+            m.step(2)
+
+def some(batches):
+    for batch in batches:
+        time.sleep(0.005)
+        if batch == 60:
+            break
+
+some(measured("closed", range(1000)))
+open_still = measured("open", range(1000))
+some(open_still)
+print("on")
+"""
+
+
+def test_a_generator_that_is_left_before_its_end_is_measured_until_then(tmp_path: Path) -> None:
+    """Also where only the end of the program closes it: threads cannot be started any more then, and who waited for one hung."""
+    done = subprocess.run([sys.executable, "-c", GENERATOR, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and done.stdout == "on\n", done.stderr
+    records = {record.point.benchmark: record for record in Store(tmp_path).records()}
+    assert {name: record.status for name, record in records.items()} == {"closed": "ok", "open": "ok"}, records
+
+
 FORKS = """
 import os, sys, time, caraml
 with caraml.measure("forks", out=sys.argv[1], policy=caraml.Policy(min_steps=4, max_steps=4, warm_up_max_seconds=0.1, idle_seconds=0)) as m:

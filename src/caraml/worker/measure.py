@@ -6,6 +6,7 @@ The owner calls ``step`` at the end of each step. Under torchrun every rank does
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
@@ -47,6 +48,7 @@ FEWEST = 2 * FEWEST_STEPS + 1
 _LATE = f"of one that ends in its warm-up the second half counts, so {FEWEST} are needed"
 _BEHIND = 1.0
 """Seconds that other ranks leave rank 0 to begin with the record of ranks that are killed."""
+_LEFT_OPEN = GeneratorExit("the program ended within the block")
 _PATIENCE, _LONG_STEPS, _STUCK = 60.0, 10, 300.0
 """Seconds, and the fewest steps' time, that ranks whose loop has ended wait for the others to leave theirs; and seconds that ranks whose
 loops go on wait for one that does not."""
@@ -82,6 +84,8 @@ class OwnLoop:
         self._until_ended = ExitStack()
         self._until_ended.enter_context(last_words(self._keep_before_killed))
         self._until_ended.callback(self._stop_reading)
+        atexit.register(self.finish, _LEFT_OPEN)  # no thread can be started later on
+        self._until_ended.callback(atexit.unregister, self.finish)
         try:
             with self._log.phase("idle"):
                 if place.leads:
@@ -131,11 +135,12 @@ class OwnLoop:
             return not self._loop.done
 
     def finish(self, error: BaseException | None) -> None:
-        """Close what is open and write the record. Collective, unless the loop failed."""
+        """Close what is open and write the record. Collective, unless the loop failed. A generator around the block has not failed where it
+        is asked for nothing more; on several ranks nobody knows whether the others' are."""
         if self._ended or os.getpid() != self._process:  # a fork of the process that measures leaves the block, too
             return
         try:
-            self._finish(error)
+            self._finish(None if isinstance(error, GeneratorExit) and self._ranks.world == 1 else error)
         except BaseException as trouble:  # another rank ended elsewhere, or is gone
             with suppress(OSError):
                 self._fail("failed", reason_of(trouble), alone=True)
