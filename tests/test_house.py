@@ -143,7 +143,7 @@ LINES = {
     "suite": 2_716,
     "system": 3_508,
     "verify": 1_060,
-    "worker": 2_509,
+    "worker": 2_502,
     "workloads": 8_319,
 }
 FILES = 192

@@ -31,10 +31,8 @@ from caraml.engine.loop import FEWEST_STEPS, Hooks, MeasuringLoop
 from caraml.engine.ranks import LooseRanks, Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.metrics.model import Facts, Phase
-from caraml.power.store import ROW
 from caraml.results.finish import reason_of
 from caraml.results.record import Record, Status
-from caraml.results.rows import write_table
 from caraml.suite.model import COUNTED, NOT_STATED, OWN_LOOP, Point, Policy, Stated
 from caraml.system.detect import detect
 from caraml.system.variables import PATIENCE, seconds_asked
@@ -262,10 +260,7 @@ class OwnLoop:
         with self._records.to_record(point, alone=True) as folder:
             if folder is None:
                 return
-            files, name = dict[str, str](), "power"
-            with suppress(Exception):  # the record is worth more than its readings
-                if self._instruments is not None and self._instruments.meter.channels and not ranks.rank:
-                    files[name] = write_table(folder, name, ROW, self._instruments.meter.rows(self._records.zero))
+            files = rescued(folder, ranks.rank, None, None if ranks.rank else self._instruments, self._records.zero)
             known = self._records.known(folder, point, files, *self._told)
             self._write(everyone, known, missing)
             self._records.early = known.folder

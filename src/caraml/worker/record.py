@@ -120,10 +120,8 @@ def write_readings(
 
 
 def rescued(folder: Path, rank: int, loop: MeasuringLoop | None, instruments: Instruments | None, origin: float) -> dict[str, str]:
-    """Write what one rank measured before a failure: its steps, and the readings of its sensors. Losses are left on the device.
-
-    Returns the files' names, by kind. The failure is what is to be told: that of writing is not.
-    """
+    """Write what one rank measured, the steps of its loop and the readings of its sensors, as far as they can be written: why not, of the
+    one that failed or is in haste, is not to be told. Losses are left on the device. Returns the files' names, by kind."""
     files: dict[str, str] = {}
     with suppress(Exception):
         if loop is not None and (rows := loop.so_far()):
