@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -40,6 +41,7 @@ ALONE = [
     {"name": "half", "steps": HALF, "params": {"save_to": "{}/from-one"}},
     {"name": "fp16", "point": {"precision": "fp16"}, "steps": HALF},
     {"name": "deep fp16", "point": {"precision": "fp16"}, "params": DEEP, "steps": HALF},
+    {"name": "fp16 overflow", "point": {"precision": "fp16"}, "steps": HALF, "scale": 2.0**40},
     {"name": "bf16", "point": {"precision": "bf16"}, "steps": HALF},
     {"name": "bf16 half residual", "point": {"precision": "bf16", "knobs": {"half_residual": True}}, "steps": HALF},
 ]
@@ -83,6 +85,10 @@ TWO = [
     {"name": "onednn tp2+sp", "matmul": "onednn", "placement": {"tp": 2, "sp": True}, "point": WIDE, "steps": HALF},
     {"name": "auto pp2", "matmul": "auto", "placement": {"pp": 2}, "steps": HALF},
     {"name": "fp16 tp2+sp", "placement": {"tp": 2, "sp": True}, "point": {**WIDE, "precision": "fp16"}, "steps": HALF},
+    *(
+        {"name": f"fp16 overflow {name}2", "placement": {name: 2}, "point": {"precision": "fp16"}, "steps": HALF, "scale": 2.0**40}
+        for name in ("fsdp", "pp")
+    ),
     {"name": "bf16 fsdp2", "placement": {"fsdp": 2}, "point": {"precision": "bf16"}, "steps": HALF, "exchanges": True},
     {
         "name": "bf16 optimizer",
@@ -186,7 +192,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 def difference(found: dict[str, Any], truth: list[float]) -> float:
     losses = found["losses"]
-    assert len(losses) == len(truth)
+    assert len(losses) == len(truth) and all(map(math.isfinite, losses)), losses
     return max(abs(loss - true) / true for loss, true in zip(losses, truth, strict=True))
 
 
@@ -222,7 +228,15 @@ def test_rotary_positions_a_tied_head_and_recomputation_change_nothing(results: 
     assert difference(results[name], results["variant"]["losses"]) < TOLERANCE
 
 
-@pytest.mark.parametrize(("name", "truth"), [("fp16 tp2+sp", "fp16"), ("deep fp16 pp2", "deep fp16")])
+@pytest.mark.parametrize(
+    ("name", "truth"),
+    [
+        ("fp16 tp2+sp", "fp16"),
+        ("deep fp16 pp2", "deep fp16"),
+        ("fp16 overflow fsdp2", "fp16 overflow"),
+        ("fp16 overflow pp2", "fp16 overflow"),
+    ],
+)
 def test_the_loss_scale_of_fp16_holds_over_all_devices(results: Results, name: str, truth: str) -> None:
     assert difference(results[name], results[truth]["losses"]) < 1e-3
 

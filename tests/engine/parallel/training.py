@@ -5,7 +5,8 @@
 A job is ``{"name", "placement", "point", "params", "steps"}``; beside JOBS.json, rank 0 leaves ``losses.json``: for each job the loss of
 each step (mean over copies), the number of parameters that each rank holds and a digest of their values at the end, and the ranks that
 have the other parts of its sequences. ``"memory"`` adds each rank's peak by torch's allocator, ``"live"`` by the storages that operators
-make, ``"exchanges"`` the formats of what is gathered and scattered; ``"torch_buffers"`` has a pipeline use torch's own stages.
+make, ``"exchanges"`` the formats of what is gathered and scattered; ``"torch_buffers"`` has a pipeline use torch's own stages; ``"scale"``
+is the loss scale to begin with.
 """
 
 from __future__ import annotations
@@ -83,6 +84,10 @@ def train(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     if params.start_from:
         checkpoint.load(*parts, Path(params.start_from), ranks)
     step, chosen = make_step(task, point, CPU, divided), None
+    if "scale" in job:
+        scaler: Any = step._scaler  # type: ignore[attr-defined]
+        scaler.scale(torch.ones(()))  # makes a scale where there is none yet
+        scaler._scale.fill_(job["scale"])
     if "matmul" in job:
         chosen = Products(point.model_copy(update={"knobs": Knobs(matmul=job["matmul"])}), ranks)
         step = chosen.around(step, lambda _: nullcontext())

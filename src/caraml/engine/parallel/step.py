@@ -294,8 +294,8 @@ class DividedScaler(ShardedGradScaler):
         for optimizer in optimizers:
             self.unscale_(optimizer)
         states = [self._per_optimizer_states[id(optimizer)] for optimizer in optimizers]
-        found = torch.stack([verdict.sum() for state in states for verdict in state["found_inf_per_device"].values()]).sum()
-        for state in states:  # a fused optimizer takes the verdict as a scalar
+        found = torch.stack([verdict.sum() for state in states for verdict in state["found_inf_per_device"].values()]).sum().clamp(max=1)
+        for state in states:  # a fused optimizer takes the verdict as a scalar, and skips at 1, not at the number of devices that found one
             state["found_inf_per_device"] = {found.device: found}
 
 
