@@ -9,11 +9,12 @@ import signal
 import threading
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 
 from caraml.base import signals
-from caraml.base.signals import die_with_parent, last_words, on_signals
+from caraml.base.signals import die_with_parent, on_signals, on_termination
 from caraml.data import store
 
 
@@ -80,7 +81,7 @@ def test_in_another_thread_nothing_is_changed() -> None:
     assert found == [signal.getsignal(signal.SIGUSR1)]
 
 
-# -- last words --------------------------------------------------------------------------------------------------------------------------
+# -- termination -------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[int]:
     return found
 
 
-def test_last_words_are_said_before_a_signal_ends_the_process(ends: queue.Queue[int]) -> None:
+def test_termination_waits_for_what_is_to_be_done(ends: queue.Queue[int]) -> None:
     """Also while the main thread waits for what no signal interrupts, and if the first to speak fails."""
     said: list[tuple[str, int]] = []
 
@@ -100,23 +101,45 @@ def test_last_words_are_said_before_a_signal_ends_the_process(ends: queue.Queue[
         raise OSError
 
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    with last_words(lambda number: said.append(("outer", number))), last_words(fail):
+    with on_termination(lambda number: said.append(("outer", number))), on_termination(fail):
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         assert ends.get(timeout=60) == signal.SIGTERM
         assert said == [("inner", signal.SIGTERM), ("outer", signal.SIGTERM)]
     assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGHUP) == signal.SIG_DFL and signal.set_wakeup_fd(-1) == -1
-    assert "last words" not in [thread.name for thread in threading.enumerate()]
+    assert "signals" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_signal_that_comes_as_the_block_ends_is_not_lost(ends: queue.Queue[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals._last_words, "_listen", lambda: None)
-    with last_words(ends.put):
+@pytest.mark.parametrize("around", [on_signals, lambda numbers, act: on_termination(act)])
+def test_a_signal_that_comes_as_the_block_ends_is_not_lost(around: Any, ends: queue.Queue[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    listen, put_back, acted, over = signals._Listener._listen, signals._Listener.put_back, list[int](), threading.Event()
+
+    def listen_late(self: signals._Listener) -> None:
+        assert over.wait(60)
+        listen(self)
+
+    def put_back_first(self: signals._Listener) -> None:
+        put_back(self)
+        over.set()
+
+    monkeypatch.setattr(signals._Listener, "_listen", listen_late)
+    monkeypatch.setattr(signals._Listener, "put_back", put_back_first)
+    with around((signal.SIGHUP,), acted.append):
         signal.raise_signal(signal.SIGHUP)
-        assert ends.empty()
-    assert ends.get_nowait() == signal.SIGHUP and ends.empty()
+        assert ends.empty() and not acted
+    assert acted == [signal.SIGHUP] and ends.qsize() == (around is not on_signals)
 
 
-def test_who_handles_a_signal_decides_what_it_does(ends: queue.Queue[int]) -> None:
+def test_a_signal_that_a_block_hears_of_stays_that_block_s(ends: queue.Queue[int]) -> None:
+    """One that comes as another block takes it over, or gives it back, could be lost between them."""
+    inner, outer = list[int](), list[int]()
+    with on_termination(outer.append), on_signals((signal.SIGTERM, signal.SIGUSR1), inner.append):
+        signal.raise_signal(signal.SIGTERM)
+        assert ends.get(timeout=60) == signal.SIGTERM
+        signal.raise_signal(signal.SIGUSR1)
+    assert (inner, outer) == ([signal.SIGUSR1], [signal.SIGTERM])
+
+
+def test_who_handles_a_signal_decides_what_it_does(ends: queue.Queue[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Lightning's trainer calls the handler that it finds, and ends when its batch does; others put it back after the block."""
     came: list[int] = []
 
@@ -126,26 +149,27 @@ def test_who_handles_a_signal_decides_what_it_does(ends: queue.Queue[int]) -> No
         found(number, frame)
 
     try:
-        with last_words(ends.put):
+        with on_termination(ends.put):
             found = signal.signal(signal.SIGTERM, theirs)
             signal.raise_signal(signal.SIGTERM)
         assert came == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) == theirs and ends.empty()
-        with last_words(ends.put):
+        with on_termination(ends.put):
             signal.raise_signal(signal.SIGTERM)
             assert signal.getsignal(signal.SIGTERM) == theirs
         assert came == [signal.SIGTERM] * 2 and ends.empty()
         signal.signal(signal.SIGTERM, found)
-        signal.raise_signal(signal.SIGTERM)
+        monkeypatch.setattr(signal, "raise_signal", lambda number: ends.put(number if signal.getsignal(number) == signal.SIG_DFL else 0))
+        os.kill(os.getpid(), signal.SIGTERM)
         assert ends.get_nowait() == signal.SIGTERM, "whoever left the block can be ended as before"
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def test_last_words_are_the_main_thread_s(ends: queue.Queue[int]) -> None:
+def test_termination_is_heard_of_where_the_main_thread_began_the_block(ends: queue.Queue[int]) -> None:
     found: list[object] = []
 
     def look() -> None:
-        with last_words(ends.put):
+        with on_termination(ends.put):
             found.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=look)
@@ -156,10 +180,10 @@ def test_last_words_are_the_main_thread_s(ends: queue.Queue[int]) -> None:
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)
     try:
-        with last_words(ends.put):  # another loop, as asyncio's, hears of signals first
+        with on_termination(ends.put):  # another loop, as asyncio's, hears of signals first
             assert signal.set_wakeup_fd(writing) == writing
             signal.raise_signal(signal.SIGTERM)
-            assert {ends.get(timeout=60), ends.get(timeout=60)} == {signal.SIGTERM}
+            assert [ends.get(timeout=60), ends.get(timeout=60)] == [signal.SIGTERM] * 2
         assert signal.set_wakeup_fd(-1) == writing
     finally:
         signal.set_wakeup_fd(-1)
@@ -169,7 +193,7 @@ def test_last_words_are_the_main_thread_s(ends: queue.Queue[int]) -> None:
 
 def test_a_handler_of_a_library_s_own_is_left_alone(ends: queue.Queue[int], tmp_path: Path) -> None:
     """Python does not know of it, and could not give it back."""
-    for around in (last_words(ends.put), on_signals((signal.SIGTERM,), ends.put)):
+    for around in (on_termination(ends.put), on_signals((signal.SIGTERM,), ends.put)):
         with (tmp_path / "traces").open("w+") as file:
             faulthandler.register(signal.SIGTERM, file)
             try:

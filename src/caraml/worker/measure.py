@@ -23,7 +23,7 @@ from caraml import __version__
 from caraml.base.errors import CaramlError, InputError, is_out_of_memory
 from caraml.base.format import count
 from caraml.base.limits import COUNT
-from caraml.base.signals import last_words
+from caraml.base.signals import on_termination
 from caraml.base.toml import checked, shown
 from caraml.engine.device import CpuDevice
 from caraml.engine.instruments import Instruments, quiet_baseline
@@ -80,7 +80,7 @@ class OwnLoop:
         hooks = Hooks(phase=self._log.phase, edge=lambda: self._instruments is None or self._instruments.edge())
         self._loop = MeasuringLoop(self._device, ranks, point.measure, hooks)
         self._until_ended = ExitStack()
-        self._until_ended.enter_context(last_words(self._keep_before_killed))
+        self._until_ended.enter_context(on_termination(self._keep_before_killed))
         self._until_ended.callback(self._stop_reading)
         atexit.register(self.finish, _LEFT_OPEN)  # no thread can be started later on
         self._until_ended.callback(atexit.unregister, self.finish)
