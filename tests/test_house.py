@@ -133,7 +133,7 @@ LINES = {
     "campaign": 1_623,
     "cli": 1_621,
     "data": 781,
-    "engine": 4_808,
+    "engine": 5_026,
     "launch": 1_866,
     "metrics": 998,
     "power": 4_850,
@@ -146,7 +146,7 @@ LINES = {
     "worker": 2_502,
     "workloads": 8_319,
 }
-FILES = 192
+FILES = 193
 
 
 def test_no_room_outgrows_its_lines() -> None:

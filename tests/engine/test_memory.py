@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from caraml.base.errors import InputError
-from caraml.engine import memory
-from caraml.engine.memory import LiveBytes, kept_and_peaks, memory_plan, planned_of, smallest_that_fit
+from caraml.engine import memory, passes
+from caraml.engine.memory import memory_plan, planned_of, smallest_that_fit
+from caraml.engine.passes import LiveBytes, Passes, passes_of
 from caraml.engine.ranks import Ranks
 from caraml.suite.model import Placement, Point
 from caraml.suite.placement import ModelShape
@@ -44,7 +45,7 @@ def shape_of(point: Point) -> ModelShape:
 @pytest.mark.slow
 def test_one_process_against_the_allocator(params: dict[str, Any], values: dict[str, Any]) -> None:
     job = {"name": "m", "params": {**SMALL, **params}, "point": {"micro_batch": 4, "global_batch": 8, **values}, "steps": 2}
-    with measured_peak(True) as peak:
+    with measured_peak() as peak:
         train(job, Ranks())
     from tests.engine.parallel.training import point_of
 
@@ -59,10 +60,9 @@ def test_live_bytes_of_known_work() -> None:
         x, weight = torch.empty(100, 50, requires_grad=True), torch.empty(50, 200, requires_grad=True)
         return (lambda: torch.relu(x @ weight)), (x, weight)
 
-    kept, forward, backward = kept_and_peaks(build, None)
-    result = 100 * 200 * 4
-    assert kept == result and forward == 2 * result, "the product lives until relu has read it"
-    assert backward >= kept + 2 * result
+    found, result = passes_of(build, None), 100 * 200 * 4
+    assert found.kept == result and found.forward == 2 * result, "the product lives until relu has read it"
+    assert found.backward >= found.kept + 2 * result and found.cached == 0
 
 
 @pytest.mark.parametrize(("tp", "pp", "tied"), [(1, 1, True), (2, 1, True), (4, 2, False), (1, 4, False)])
@@ -185,20 +185,25 @@ def test_a_large_batch_is_planned_as_fast_as_a_small_one_and_as_exactly(dtype: t
     config = config_of(Params.model_validate({**SMALL, "sequence_length": 32}))
     counted = list[int]()
 
-    def loss_of(batch: int) -> int:
-        memory._run.cache_clear()
-        memory._peaks_of_loss.cache_clear()
-        found = memory._run(config, batch, 1, False, dtype, cp=1, masked=False, loss_bytes=(1 << 20, 1 << 18))  # 128 rows a chunk
-        counted.append(memory._peaks_of_loss.cache_info().misses)
+    def loss_of(batch: int) -> Passes:
+        passes._run.cache_clear()
+        passes._passes_of_loss.cache_clear()
+        found = passes._run(passes._Kind(config, dtype=dtype), batch, (1 << 20, 1 << 18))  # 128 rows a chunk
+        counted.append(passes._passes_of_loss.cache_info().misses)
         return found.loss
 
     quick = loss_of(160), loss_of(320)
     assert counted == [2, 2]
-    monkeypatch.setattr(memory, "FEW_CHUNKS", 1000)
+    monkeypatch.setattr(passes, "FEW_CHUNKS", 1000)
     assert quick == (loss_of(160), loss_of(320))
     assert counted[2:] == [1, 1]
     monkeypatch.undo()
-    assert loss_of(10**9) > 10**6 * quick[0]
+    assert loss_of(10**9).most > 10**6 * quick[0].most
+
+
+def test_a_batch_too_small_for_its_devices_has_the_plan_of_the_smallest_that_is_not(make_point: MakePoint) -> None:
+    small, fitting = (gpt(make_point, {"preset": "117M"}, devices=4, micro_batch=2, global_batch=batch) for batch in (2, 8))
+    assert memory_plan(small) == memory_plan(fitting)
 
 
 def test_another_workload_is_refused(make_point: MakePoint) -> None:

@@ -1,40 +1,27 @@
-"""What a point needs of each device's memory, before anything runs: parameters by arithmetic, activations from the layers themselves.
+"""What a point needs of each device's memory, before anything runs, and which placements fit.
 
-One layer and the end of the network are run on tensors without content, with the widths that tensor parallelism leaves them: what they
-keep for the backward pass is counted, not taken from a formula, so that recomputation, autocast's copies of weights and the chunked loss
-are what they are. Left out: the driver's context, the libraries' own buffers, fragmentation.
+Parameters, and what is exchanged of them, by arithmetic; activations and the loss as :mod:`caraml.engine.passes` counts them. The sums
+are those of every moment of a step that can be the fullest. Left out: the driver's context, the libraries' own buffers, fragmentation.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import itertools
-import math
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
-
-import torch
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from functools import cached_property
 
 from caraml.base.errors import InputError
+from caraml.engine.passes import FLOAT, Micro, Passes, state_bytes
 from caraml.engine.precision import HALF
 from caraml.suite.model import TRAINING, Placement, Point
 from caraml.suite.placement import ModelShape, impossible, layers_of_stage
 from caraml.system.model import System
-from caraml.workloads.base import Attend
 from caraml.workloads.gpt import Params, config_of
-from caraml.workloads.gpt.model import Block, GPTConfig, Norm, chunk_bytes_of, linear_cross_entropy, rows_of_chunk
+from caraml.workloads.gpt.model import GPTConfig
 
-_FLOAT = 4
 _TOKEN = 8
 _MOMENTS = 2  # AdamW's, in fp32 as the weights are
-GATHERED_LAYERS = 2  # whose parameters FSDP holds whole at a time: the one at work and the next
 
 
 @dataclass(frozen=True)
@@ -73,75 +60,205 @@ def memory_plan(point: Point) -> MemoryPlan:
         what = f"backend {point.params['backend']!r}" if point.workload == "gpt" else repr(point.workload)
         what = f"mode {point.mode!r}" if point.mode not in TRAINING else what
         raise InputError(f"memory is planned for workload 'gpt' with backend 'torch', not for {what}", "caraml memory gpt --system SYSTEM")
+    if not point.accumulation:  # the batch is too small for the devices: planned as the smallest that is not
+        point = point.model_copy(update={"global_batch": point.micro_batch * point.dp})
     config = config_of(Params.model_validate(point.params), point.knobs)
     last = point.placement.pp - 1  # from the second rank on, layers and micro-batches in flight only become fewer, until the loss
-    plans = [_of_rank(point, config, rank) for rank in sorted({0, min(1, last), last})]
+    plans = [_Rank(point, config, rank).plan() for rank in sorted({0, min(1, last), last})]
     return max(plans, key=lambda plan: plan.peak)
 
 
-def _of_rank(point: Point, config: GPTConfig, rank: int) -> MemoryPlan:
-    placement, micro = point.placement, _Micro.of(point, config)
-    stages = [layers_of_stage(config.layers, stage, placement.stages) for stage in placement.stages_of(rank)]
-    layers = sum(map(len, stages))
-    first, last = stages[0].start == 0, stages[-1].stop == config.layers
-    layer, ends = _layer_parameters(config, placement.tp), _end_parameters(config, placement.tp, first, last)
-    whole, shards = _FLOAT * (layers * layer + ends), placement.shards(point.holders)
-    own = whole // shards
-    keep_gradients = placement.distributed_optimizer or placement.pp > 1 or placement.fsdp == 1
-    gradients = whole if keep_gradients and point.accumulation > 1 else own
-    communication = _pipelined(point, config, rank) + _masks(point, config.sequence_length)
-    if point.sharded:
-        communication += _gathered(point, layer, ends, whole)
-    elif point.holders > 1 and point.accumulation > 1:  # DDP's buckets; without accumulation the gradients lie in them
-        communication += whole
-    activations = int(micro.in_flight(point, rank) * (len(stages[0]) * micro.kept + (micro.embedded if first else 0)))
-    logits = micro.loss if last else 0
-    # The end of the last forward pass, with the gradients of earlier micro-batches or DDP's buckets; and the end of the backward pass.
-    there = gradients if point.accumulation > 1 or (point.holders > 1 and not point.sharded) else 0
-    tie = _FLOAT * config.vocab_size * config.width // placement.tp if last and not there else 0
-    moments = max(there + activations + logits + tie, gradients + micro.kept + micro.working, there + activations + micro.working)
-    state = own * (1 + _MOMENTS)
-    return MemoryPlan(own, gradients, own * _MOMENTS, activations, logits, communication, state + communication + moments)
+@dataclass(frozen=True)
+class _Rank:
+    """A device of a rank of the pipeline; without one, any device. Sizes are bytes, but parameters where they are called so."""
+
+    point: Point
+    config: GPTConfig
+    rank: int
+
+    @cached_property
+    def micro(self) -> Micro:
+        return Micro.of(self.point, self.config)
+
+    @cached_property
+    def stages(self) -> list[range]:
+        """Layers of each stage held."""
+        placement = self.point.placement
+        return [layers_of_stage(self.config.layers, stage, placement.stages) for stage in placement.stages_of(self.rank)]
+
+    @property
+    def first(self) -> bool:
+        return self.stages[0].start == 0
+
+    @property
+    def last(self) -> bool:
+        return self.stages[-1].stop == self.config.layers
+
+    @cached_property
+    def layer(self) -> int:
+        """Parameters of one layer: matrices and the biases of those divided by columns are shared, the rest is not."""
+        C = self.config.width
+        return (12 * C * C + 7 * C) // self.point.placement.tp + 4 * C + 2 * C
+
+    @cached_property
+    def ends(self) -> int:
+        """Parameters outside the layers."""
+        config = self.config
+        count = self.words if self.first else 0
+        if self.first and config.positions == "learned":
+            count += config.sequence_length * config.width
+        if self.last:
+            count += 2 * config.width + (0 if config.tied_head and self.first else self.words)
+        return count
+
+    @property
+    def words(self) -> int:
+        """Parameters of the embedding, or of the head."""
+        return self.config.vocab_size * self.config.width // self.point.placement.tp
+
+    @cached_property
+    def whole(self) -> int:
+        """Weights, before copies share them."""
+        return FLOAT * (sum(map(len, self.stages)) * self.layer + self.ends)
+
+    @property
+    def shards(self) -> int:
+        return self.point.placement.shards(self.point.holders)
+
+    @property
+    def late(self) -> bool:
+        """Whether gradients are exchanged once per step, and whole until then."""
+        placement = self.point.placement
+        return placement.distributed_optimizer or placement.pp > 1 or placement.fsdp == 1
+
+    @property
+    def buckets(self) -> bool:
+        """Whether DDP exchanges the gradients."""
+        return self.point.holders > 1 and not self.point.sharded
+
+    def plan(self) -> MemoryPlan:
+        """Of the fullest moment."""
+        point, own = self.point, self.whole // self.shards
+        steady = _pipelined(point, self.config, self.rank) + _masks(point, self.config.sequence_length)
+        if self.buckets and point.accumulation > 1:  # without accumulation the gradients lie in them
+            steady += self.whole
+        passes, communication = max(self.moments(), key=sum)
+        peak = own * (1 + _MOMENTS) + passes + steady + communication
+        logits = self.micro.loss.most if self.last else 0
+        return MemoryPlan(own, self.gradients, own * _MOMENTS, self.activations, logits, steady + communication, peak)
+
+    def moments(self) -> Iterator[tuple[int, int]]:
+        """What there is beside weights and moments when most is, in the order of a micro-batch: all but gathered parameters, and those."""
+        point, micro, sharded, several = self.point, self.micro, self.point.sharded, self.point.accumulation > 1
+        forward, backward = micro.layer.forward - micro.layer.kept, micro.layer.backward - micro.layer.kept
+        end = micro.loss if self.last else Passes(0, 0, 0, 0)
+        before, gathered = self.gradients_before, self.gathered
+        copies = max(map(len, self.stages)) * micro.layer.cached
+        yield before + self.activations + copies + max(end.forward, forward), gathered.forward
+        yield before + self.activations + end.backward, gathered.forward
+        head = micro.unit * self.words if self.last and (sharded or not before) else 0  # its gradient, which comes first
+        yield before + head + self.activations + backward, gathered.backward
+        others = self.activations - max(self.costs)
+        if self.waiting_losses:  # the second micro-batch in the backward pass
+            yield self.gradients + others + end.backward - end.kept, gathered.backward
+        exchanged = FLOAT * self.layer if sharded and point.placement.pp == 1 else 0  # by the layer before
+        yield self.gradients + (head if sharded else 0) + others + micro.layer.kept + exchanged + backward, gathered.backward
+        ends = micro.unit * self.ends if sharded else 0
+        yield self.gradients + ends + others + micro.embedded + exchanged + self.of_embedding[1], gathered.end
+        if sharded:  # the gradients of the ends are exchanged together, which a pipeline does after all passes
+            left = ends if point.placement.pp == 1 else 0
+            yield self.gradients + left + FLOAT * self.ends + (FLOAT * self.ends // self.shards if several else 0), gathered.end
+        if not point.knobs.fused_optimizer and point.device_class != "cpu":  # then all parameters go through each operator together
+            yield self.gradients + self.whole // self.shards, 0
+
+    @property
+    def gradients(self) -> int:
+        """When all are there."""
+        several = self.point.accumulation > 1 or self.point.placement.pp > 1
+        return self.of_embedding[0] + (self.whole if self.late and several else self.whole // self.shards)
+
+    @cached_property
+    def gradients_before(self) -> int:
+        """What is there of gradients while the activations of all micro-batches in flight are: those of earlier micro-batches, or DDP's
+        buckets."""
+        point, stages = self.point, len(self.stages)
+        if point.accumulation == 1:
+            return self.gradients if self.buckets else 0
+        done = max(0, point.accumulation * stages - 1 - _passes_ahead(point, self.rank))  # backward passes before the last forward pass
+        found = self.gradients * min(stages, -(-done // _round(point))) // stages
+        if point.sharded and not self.late:  # what the ends have left to be summed over devices, and all that was among copies
+            found += FLOAT * self.ends + (self.whole // self.shards if point.holders > self.shards else 0)
+        return found
+
+    @cached_property
+    def of_embedding(self) -> tuple[int, int]:
+        """Of the embedding's gradient, beside its part of all gradients: until the update, and while a pass ends. With tensor parallelism
+        every device makes a whole one, of its own tokens, a part of a sum; it stays so unless it is added to that of the head."""
+        point, config, unit, words = self.point, self.config, self.micro.unit, self.words
+        if not self.first:
+            return 0, 0
+        table, several = config.vocab_size * config.width, point.accumulation > 1
+        parts = words < table and not config.tied_head
+        summed = several and (self.late or not point.sharded)  # with what is there, in fp32, which a CPU first makes of 16 bits
+        widened = FLOAT * (table if parts else words) if summed and unit < FLOAT and point.device_class == "cpu" else 0
+        if parts:
+            lasting = FLOAT * (table - words) if self.late or not point.sharded else 0
+            return lasting, widened + (unit * table if several or point.sharded else 0)
+        if config.tied_head:
+            return 0, widened + unit * (words if words == table else table + 2 * words)
+        return 0, widened + (unit * words if summed and not point.sharded else 0)
+
+    @cached_property
+    def costs(self) -> list[int]:
+        """Of a micro-batch in flight, for each stage."""
+        micro = self.micro
+        return [len(stage) * micro.layer.kept + (micro.embedded if stage.start == 0 else 0) for stage in self.stages]
+
+    @cached_property
+    def activations(self) -> int:
+        return _most_in_flight(self.point, self.rank, self.costs) + self.waiting_losses
+
+    @property
+    def waiting_losses(self) -> int:
+        """What is kept by losses whose backward passes come after all forward passes."""
+        placement = self.point.placement
+        all_first = self.last and placement.pp > 1 and placement.schedule == "gpipe"
+        return (self.point.accumulation - 1) * self.micro.loss.kept if all_first else 0
+
+    @cached_property
+    def gathered(self) -> _Gathered:
+        """The ends stay gathered through both passes. A layer is copied out of the buffer that it came in, which is kept until the next
+        layer's has come; in the backward pass the next layer comes while one is at work. A distributed optimizer keeps all layers, a
+        pipeline those whose backward pass is done."""
+        placement, unit = self.point.placement, self.micro.unit
+        if not self.point.sharded:
+            return _Gathered(0, 0, 0)
+        buffer = unit * self.layer if self.shards > 1 else 0
+        few, every = unit * self.ends, self.whole * unit // FLOAT
+        kept = placement.distributed_optimizer and self.point.accumulation > 1
+        return _Gathered(
+            (every if placement.distributed_optimizer or placement.schedule == "interleaved" else few) + buffer,
+            every if placement.distributed_optimizer or placement.pp > 1 else few + unit * self.layer + buffer,
+            every if kept or placement.pp > 1 else few,
+        )
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """Bytes of parameters that FSDP holds beside the shards."""
+
+    forward: int
+    """At the end of the forward pass."""
+    backward: int
+    """In a layer's backward pass."""
+    end: int
+    """At the end of the backward pass."""
 
 
 def _masks(point: Point, length: int) -> int:
     """What a CPU adds to the scores of attention, a number for each pair of tokens; all layers share it."""
-    cp, unit = point.placement.cp, 2 if point.precision in HALF else _FLOAT
+    cp, unit = point.placement.cp, 2 if point.precision in HALF else FLOAT
     return unit * (2 * cp + 1) * (length // (2 * cp)) ** 2 if cp > 1 and point.device_class == "cpu" else 0
-
-
-def _layer_parameters(config: GPTConfig, tp: int) -> int:
-    """Parameters of one layer on a device: matrices and the biases of those divided by columns are shared, the rest is not."""
-    C = config.width
-    return (12 * C * C + 7 * C) // tp + 4 * C + 2 * C
-
-
-def _end_parameters(config: GPTConfig, tp: int, first: bool, last: bool) -> int:
-    words = config.vocab_size * config.width // tp
-    count = words if first else 0
-    if first and config.positions == "learned":
-        count += config.sequence_length * config.width
-    if last:
-        count += 2 * config.width + (0 if config.tied_head and first else words)
-    return count
-
-
-def _gathered(point: Point, layer: int, ends: int, whole: int) -> int:
-    """Parameters that FSDP holds beside the shards: a layer or two and the ends, or all of them for a distributed optimizer; and a
-    layer's gradients on their way."""
-    placement = point.placement
-    copies = point.holders // placement.shards(point.holders)
-    unit = 2 if point.precision in HALF else _FLOAT
-    if placement.shards(point.holders) == 1:
-        return unit * GATHERED_LAYERS * layer if copies > 1 else 0
-    if placement.distributed_optimizer or placement.pp > 1:
-        return whole * unit // _FLOAT
-    return unit * (2 * GATHERED_LAYERS * layer + 2 * ends)
-
-
-def _state_bytes(config: GPTConfig) -> int:
-    """Of a number of the hidden states between layers."""
-    return 2 if config.half_residual else _FLOAT
 
 
 def _pipelined(point: Point, config: GPTConfig, rank: int) -> int:
@@ -153,16 +270,16 @@ def _pipelined(point: Point, config: GPTConfig, rank: int) -> int:
     from caraml.engine.parallel.step import is_lean  # which loads torch's pipelines
 
     length = config.sequence_length // placement.cp
-    states = _state_bytes(config) * point.micro_batch * length * config.width // (placement.tp if placement.sp else 1)
+    states = state_bytes(config) * point.micro_batch * length * config.width // (placement.tp if placement.sp else 1)
     tokens = _TOKEN * count * point.micro_batch * length if rank in (0, placement.pp - 1) else 0
     held = placement.stages_of(rank)
     behind, before = sum(stage > 0 for stage in held), sum(stage < placement.stages - 1 for stage in held)
     if not is_lean():  # torch's own stages have a buffer for every micro-batch; the interleaved schedule keeps as many sent tensors
         return count * (behind + before) * (2 if placement.schedule == "interleaved" else 1) * states + tokens
-    inputs, gradients = _Micro.in_flight(point, rank) * behind / len(held), 2
+    inputs, gradients = _most_in_flight(point, rank, [int(stage > 0) for stage in held]), 2
     if placement.schedule == "interleaved":  # a receive is posted when its sender is done, which may be some passes ahead
         inputs, gradients = inputs + 1, _round(point) // 2 + 1 if rank == placement.pp - 1 else 1
-    return int((inputs if behind else 0) + (gradients if before else 0) + behind) * states + tokens
+    return ((inputs if behind else 0) + (gradients if before else 0) + behind) * states + tokens
 
 
 def _round(point: Point) -> int:
@@ -170,199 +287,32 @@ def _round(point: Point) -> int:
     return point.accumulation // max(1, point.accumulation // point.placement.pp)
 
 
-@dataclass(frozen=True)
-class _Micro:
-    """Bytes of one micro-batch on one device."""
-
-    kept: int
-    """By a layer, for its backward pass."""
-    working: int
-    """In a layer's backward pass, beside what was kept."""
-    embedded: int
-    """By the embedding."""
-    loss: int
-    """By the final norm and the loss, at their peak."""
-
-    @classmethod
-    def of(cls, point: Point, config: GPTConfig) -> _Micro:
-        """Found by running a layer and the loss on tensors without content."""
-        placement, on_cpu = point.placement, point.device_class == "cpu"
-        local = dataclasses.replace(config, sequence_length=config.sequence_length // placement.cp)
-        compiled = point.compile != "off" and not placement.split  # of a divided model only the layers are, not the loss
-        half, in_parts = HALF.get(point.precision), on_cpu or compiled
-        masked, chunk = on_cpu and placement.cp > 1, chunk_bytes_of(point.device_class, compiled)
-        # A CPU's parts are far smaller, and a kernel of the compiler's holds none; so many of them are quick to count.
-        loss = chunk, chunk // 16 if in_parts else chunk
-        return _run(local, point.micro_batch, placement.tp, placement.sp, half, cp=placement.cp, masked=masked, loss_bytes=loss)
-
-    @staticmethod
-    def in_flight(point: Point, rank: int) -> float:
-        """How many micro-batches keep activations of a stage at once; for several stages, the sum over them."""
-        placement, count = point.placement, point.accumulation
-        if placement.pp == 1:
-            return 1
-        if placement.schedule == "gpipe":
-            return count
-        if placement.schedule == "1f1b":
-            return min(placement.pp - rank, count)
-        ahead = (placement.stages // placement.pp - 1) * _round(point) + 2 * (placement.pp - 1 - rank)
-        return min(ahead + 1, count * placement.stages // placement.pp)
+def _passes_ahead(point: Point, rank: int) -> int:
+    """Forward passes of a rank before the one that its first backward pass follows."""
+    placement, behind = point.placement, point.placement.pp - 1 - rank
+    match placement.schedule:
+        case "gpipe":
+            return point.accumulation - 1 if placement.pp > 1 else 0
+        case "1f1b":
+            return behind
+        case "interleaved":
+            return (placement.stages // placement.pp - 1) * _round(point) + 2 * behind
 
 
-@functools.cache
-def _run(
-    config: GPTConfig,
-    micro_batch: int,
-    tp: int,
-    sp: bool,
-    dtype: torch.dtype | None,
-    *,
-    cp: int,
-    masked: bool,
-    loss_bytes: tuple[int, int],
-) -> _Micro:
-    T, C, part = config.sequence_length, config.width, tp if sp else 1
-    stream = dtype if config.half_residual else torch.float32
-
-    def layer() -> tuple[object, object]:
-        block = _shared(Block(config), config, tp, part)
-        if cp > 1:
-            block.attention.attend = _attend_in_part(cp, T // 2, dtype or torch.float32, masked)
-        x = torch.empty(micro_batch, T // part, C, requires_grad=True, dtype=stream)
-        rotary = None
-        if config.positions == "rotary":
-            rotary = torch.empty(T, C // config.heads), torch.empty(T, C // config.heads)
-        return (lambda: block(x, rotary)), (block, x, rotary)
-
-    kept, forward, backward = kept_and_peaks(layer, dtype)  # type: ignore[arg-type]
-    ends = functools.partial(_peaks_of_loss, config, tp, part, dtype, stream)
-    rows = rows_of_chunk(micro_batch * T, loss_bytes[0] // (4 * config.vocab_size))
-    alone = rows // math.gcd(rows, T)  # micro-batches of whole chunks as large as these
-    few = -(-FEW_CHUNKS * rows // (T * alone)) * alone
-    if tp > 1 or micro_batch <= 2 * few:
-        loss = max(ends(loss_bytes, micro_batch))
-    else:  # each chunk more takes as long to count as the one before it, and as much memory
-        low, high = (ends((rows * 4 * config.vocab_size, loss_bytes[1]), batch) for batch in (few, 2 * few))
-        loss = max(a + (b - a) * (micro_batch - few) // few for a, b in zip(low, high, strict=True))
-    return _Micro(kept, max(forward, backward) - kept, _state_bytes(config) * micro_batch * T * C // part, loss)
+def _most_in_flight(point: Point, rank: int, costs: Sequence[int]) -> int:
+    """Most bytes that wait for backward passes at once, of which a micro-batch in flight takes ``costs[i]`` on the rank's i-th stage."""
+    stages, turn, ahead = len(costs), _round(point), _passes_ahead(point, rank)
+    passes = min(point.accumulation * stages, ahead + 2 * turn * stages)  # the rest repeats that
+    order = [index // turn % stages for index in range(passes)]
+    held = most = 0
+    for index, stage in enumerate(order):
+        held += costs[stage]
+        most = max(most, held)
+        if index >= ahead:
+            held -= costs[stages - 1 - order[index - ahead]]
+    return most
 
 
-@functools.cache
-def _peaks_of_loss(  # noqa: PLR0917
-    config: GPTConfig,
-    tp: int,
-    part: int,
-    dtype: torch.dtype | None,
-    stream: torch.dtype | None,
-    loss_bytes: tuple[int, int],
-    micro_batch: int,
-) -> tuple[int, int]:
-    """Of the final norm and the loss, in the forward and the backward pass."""
-    T, C = config.sequence_length, config.width
-
-    def end() -> tuple[object, object]:
-        norm, head = Norm(C), nn.Linear(C, config.vocab_size // tp, bias=False)
-        x = torch.empty(micro_batch, T // part, C, requires_grad=True, dtype=stream)
-        targets = torch.zeros(micro_batch, T, dtype=torch.int64)
-
-        def loss() -> torch.Tensor:
-            hidden = torch.cat([norm(x)] * part, dim=1)
-            if tp == 1:
-                return linear_cross_entropy(hidden.flatten(0, 1), head.weight, targets.flatten(), *loss_bytes)
-            logits = head(hidden).flatten(0, 1).float()  # what torch's loss_parallel does, one operator after the other
-            shifted = logits - logits.amax(-1, keepdim=True)
-            log_probabilities = shifted - shifted.exp().sum(-1, keepdim=True).log()
-            return -log_probabilities.gather(1, targets.flatten()[:, None]).mean()
-
-        return loss, (norm, head, x, targets)
-
-    return kept_and_peaks(end, dtype)[1:]  # type: ignore[arg-type]
-
-
-def _attend_in_part(cp: int, piece: int, dtype: torch.dtype, masked: bool) -> Attend:
-    """What the fullest device does, which has the last piece of a sequence: with the whole sequence's keys and values."""
-    from caraml.engine.parallel.divide import attend_in_pieces, masks_of  # loads much of torch that other plans do without
-
-    pieces = (0, 2 * cp - 1)
-    masks = masks_of(pieces, piece, torch.device("cpu"), dtype) if masked else dict.fromkeys(pieces)
-
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        keys, values = torch.stack([torch.stack((k, v))] * cp).unbind(1)
-        return attend_in_pieces(q, keys, values, masks)
-
-    return attend
-
-
-def _shared(block: Block, config: GPTConfig, tp: int, part: int) -> Block:
-    """The block as one of ``tp`` devices has it; with sequence parallelism, hidden states come in parts, gathered for the matrices."""
-    if tp == 1:
-        return block
-    C = config.width
-    block.attention.qkv, block.attention.out = nn.Linear(C, 3 * C // tp), nn.Linear(C // tp, C)
-    block.mlp_up, block.mlp_down = nn.Linear(C, 4 * C // tp), nn.Linear(4 * C // tp, C)
-    if part > 1:
-        for inward in (block.attention.qkv, block.mlp_up):
-            inward.register_forward_pre_hook(lambda module, given: (torch.cat([given[0]] * part, dim=1),))
-        for outward in (block.attention.out, block.mlp_down):
-            outward.register_forward_hook(lambda module, given, out: out[:, : out.shape[1] // part].clone())
-    return block
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the storages that operators make, from their making until nobody holds them any more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now, self.peak = 0, 0
-        self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor) and id(leaf.untyped_storage()) not in given:
-                self._add(leaf.untyped_storage())
-        return out
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        if storage in self._seen:
-            return
-        self._seen.add(storage)
-        size = storage.nbytes()
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._drop, size)
-
-    def _drop(self, size: int) -> None:
-        self.now -= size
-
-
-def kept_and_peaks(build: Callable[[], tuple[Callable[[], torch.Tensor], Any]], dtype: torch.dtype | None) -> tuple[int, int, int]:
-    """What forward and backward passes need beside what ``build`` made. Nothing is computed and next to no memory used.
-
-    Args:
-        build: makes the modules and inputs; returns the forward pass and whatever must stay alive.
-        dtype: type of autocast around the forward pass; ``None`` for none.
-
-    Returns:
-        Bytes kept between the passes (result included), the forward pass's peak, and the backward pass's peak, which counts what was
-        kept and the gradients of parameters made so far.
-    """
-    with FakeTensorMode():
-        forward, alive = build()
-        with LiveBytes() as live:
-            with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-                result = forward()
-            kept, forward_peak = live.now, live.peak
-            live.peak = live.now
-            gradient = torch.empty_like(result)
-            result.backward(gradient)
-            backward_peak = live.peak
-    del alive
-    return kept, forward_peak, backward_peak
-
-
-FEW_CHUNKS = 16  # of the loss, which are counted one by one; of more than twice as many the memory follows from these
 USABLE = 0.9  # of a device's memory, which a plan may fill; the rest is left to the driver, the libraries' buffers and fragmentation
 MOST_DEVICES = 4096
 SHORTEST_PART = 4096  # tokens of a sequence, at least, where `cp` is proposed: with fewer a device waits for the others' keys and values

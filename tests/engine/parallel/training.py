@@ -4,9 +4,9 @@
 
 A job is ``{"name", "placement", "point", "params", "steps"}``; beside JOBS.json, rank 0 leaves ``losses.json``: for each job the loss of
 each step (mean over copies), the number of parameters that each rank holds and a digest of their values at the end, and the ranks that
-have the other parts of its sequences. ``"memory"`` adds each rank's peak by torch's allocator, ``"live"`` by the storages that operators
-make, ``"exchanges"`` the formats of what is gathered and scattered; ``"torch_buffers"`` has a pipeline use torch's own stages; ``"scale"``
-is the loss scale to begin with.
+have the other parts of its sequences. ``"live"`` adds each rank's peak by the storages that operators make (not those that FSDP empties),
+``"exchanges"`` the formats of what is gathered and scattered; ``"torch_buffers"`` has a pipeline use torch's own stages; ``"scale"`` is the
+loss scale to begin with.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from caraml.engine.matmul import Products
-from caraml.engine.memory import LiveBytes
 from caraml.engine.parallel import checkpoint
 from caraml.engine.parallel import divide as division
 from caraml.engine.parallel import step as divided_step
 from caraml.engine.parallel.divide import Mesh, divide
+from caraml.engine.passes import LiveBytes
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
 from caraml.engine.steps import Step, StepOutcome
@@ -172,17 +172,14 @@ def same_samples(copy: int, copies: int, point: Point, params: gpt.Params) -> An
 
 
 @contextmanager
-def measured_peak(wanted: bool) -> Iterator[Callable[[], int]]:
+def measured_peak() -> Iterator[Callable[[], int]]:
     """Most bytes that torch's CPU allocator had given out at a time, by the profiler's record of every allocation inside.
 
-    Of the steps after the first, which do the same, the lowest peak counts: gloo's threads hold buffers longer when the host is busy.
+    The first step, in which the optimizer begins, does not count.
     """
-    if not wanted:
-        yield lambda: 0
-        return
     gc.collect()  # what earlier jobs leave must not be freed inside
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        yield lambda: min(peaks[1:])
+        yield lambda: max(peaks[1:])
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
     allocations = [event for event in events if event.name() == "[memory]"]
@@ -209,9 +206,9 @@ def main(path: Path) -> None:
     results, is_lean = {}, divided_step.is_lean
     for job in json.loads(path.read_text()):
         divided_step.is_lean = (lambda: False) if job.get("torch_buffers") else is_lean  # type: ignore[assignment]
-        with measured_peak(bool(job.get("memory"))) as peak, Given() if job.get("live") else nullcontext() as live:
+        with Given() if job.get("live") else nullcontext() as live:
             results[job["name"]] = train(job, ranks)
-        results[job["name"]]["peaks"] = ranks.gather(live.peak if live is not None else peak())
+        results[job["name"]]["peaks"] = ranks.gather(live.peak if live is not None else 0)
     if ranks.rank == 0:
         (path.parent / "losses.json").write_text(json.dumps(results))
     ranks.leave()
