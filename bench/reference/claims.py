@@ -197,12 +197,25 @@ MAELSTROM: dict[str, Callable[[Book], Reading]] = {
     "ap5-loading-gh200-low": lambda b: _lowest(_outside(b, 38)),
     "ap5-loading-gh200-high": lambda b: _highest(_outside(b, 38)),
     "ap5-loading-a2": lambda b: mean(_outside(b, 39)),
+    "ap6-a2-four": lambda b: b.stated("a2-2x2-runtime") / b.stated("a2-1x1-runtime") * _left(b, "ap6-a2-time") * _left(b, "ap6-h100-time"),
+    "ap6-mi250-time-a100": lambda b: exact(1) - _left(b, "ap6-mi250-time") * _left(b, "ap6-h100-time"),
+    "ap6-mi250-power-a100": lambda b: exact(1) - _left(b, "ap6-mi250-power") * _left(b, "ap6-h100-power"),
+    "ap6-a2-time-mi250": lambda b: _left(b, "ap6-a2-time") / _left(b, "ap6-mi250-time") - exact(1),
+    "ap6-a2-power-mi250": lambda b: exact(1) - _left(b, "ap6-a2-power") / _left(b, "ap6-mi250-power"),
+    "ap6-gh200-time": lambda b: (
+        exact(1) - b.stated("gh200-1x1-runtime") / b.stated("a2-1x1-runtime") * (exact(1) + b.stated("ap6-a2-time-mi250"))
+    ),
     "ap6-a2-performance": lambda b: b.stated("gh200-1x1-runtime") / b.stated("a2-1x1-runtime"),
     "ap6-a2-energy": lambda b: b.stated("a2-1x1-device") / b.stated("gh200-1x1-device"),
     "ap6-two-a2-performance": lambda b: b.stated("gh200-1x1-runtime") / b.stated("a2-1x2-runtime") - exact(1),
     "ap6-two-a2-energy": lambda b: b.stated("a2-1x2-device") / b.stated("gh200-1x1-device"),
 }
 """Claims of the MAELSTROM report that its tables or other claims can answer."""
+
+
+def _left(b: Book, name: str) -> Span:
+    """What is left where a text says by how much something is less."""
+    return exact(1) - b.stated(name)
 
 
 def _non_io(b: Book) -> Iterator[tuple[Span, Span]]:

@@ -132,6 +132,9 @@ images-size | - - - image_classification train | dataset_size 140 GB | | around
 @ The full training state of the model @ text 2.2
 full-model | - - - gpt train | model_parameters 175 billion | | around
 small-model | - - - gpt train | model_parameters 857 million
+@ The second benchmark considers pretraining @ text 2.2
+subset | - - - gpt train | training_tokens 700 million | | around; the part of FineWeb that is used
+snapshot | - - - gpt train | training_tokens 23.5 million | model=175B | before the snapshot from which large runs start
 @ LUMI is a pre-exascale @ text 3.1
 sustained | lumi - - - - | sustained_performance 386 PFLOP/s
 nodes | lumi - - - - | nodes 2978 -

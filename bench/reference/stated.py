@@ -60,9 +60,11 @@ MAELSTROM = """
 @ batch normalization was added in each level @ details AP1
 @ Firstly we tested the performance @ details AP1
 training-data | - - - ap1 train | dataset_size 329.83 GB | means=GiB | GB of 2^30 bytes, as those without input
+validation-data | - - - ap1 train | validation_size 13.74 GB | means=GiB | GB of 2^30 bytes, as the training data
 samples | - - - ap1 train | samples_per_epoch 89208 -
 batch | - - - ap1 train | batch_size 32 -
 parameters | - - - ap1 train | model_parameters 1314019 -
+fixed-parameters | - - - ap1 train | fixed_parameters 6016 -
 epochs | - - - ap1 train | epochs 3 -
 @ Secondly we tested the performance @ details AP1
 non-io-data | - - - ap1 compute | dataset_size 34.00 GB | means=GiB | GB of 2^30 bytes: 8,192 samples of 256 x 256 x 17 in fp32
@@ -70,24 +72,29 @@ non-io-samples | - - - ap1 compute | samples_per_epoch 8,192 -
 non-io-epochs | - - - ap1 compute | epochs 10 -
 @ ## 4.3 AP 2 @ details AP2
 training-data | - - - ap2 train | dataset_size 12 MB
+validation-data | - - - ap2 train | validation_size 3.8 MB
 samples | - - - ap2 train | samples_per_epoch 148 thousand
 parameters | - - - ap2 train | model_parameters 141_896_450 -
 batch | - - - ap2 train | batch_size 32 -
 @ ## 4.4 AP 3 @ details AP3
 training-data | - - - ap3 train | dataset_size 60 GB
+validation-data | - - - ap3 train | validation_size 4.2 GB
 samples | - - - ap3 train | samples_per_epoch 2_984_960 -
 parameters | - - - ap3 train | model_parameters 261_515 -
 batch | - - - ap3 train | batch_size 512 -
 epochs | - - - ap3 train | epochs 5 -
 @ ## 4.7 AP 4 @ details AP4
 training-data | - - - ap4 train | dataset_size 64 GB
+validation-data | - - - ap4 train | validation_size 2.5 GB
 samples | - - - ap4 train | samples_per_epoch 1889 -
 batch | - - - ap4 train | batch_size 1 -
 parameters | - - - ap4 train | model_parameters 633698 -
 @ The real-case experiments (full data pipeline) @ details AP5
 training-data | - - - ap5 train | dataset_size 69.43 GB
+validation-data | - - - ap5 train | validation_size 6.31 GB
 samples | - - - ap5 train | samples_per_epoch 96_296 -
 parameters | - - - ap5 train | model_parameters 9_332_299 -
+fixed-parameters | - - - ap5 train | fixed_parameters 5280 -
 batch | - - - ap5 train | batch_size 32 - | | per device; the critic's five batches and the generator's one make 192
 epochs | - - - ap5 train | epochs 4 -
 non-io-data | - - - ap5 compute | dataset_size 62.21 GB
@@ -244,6 +251,26 @@ ap5-loading-h100-high | jureca-h100 2 1 ap5 train | share 2.6 % | | largest part
 ap5-loading-gh200-low | e4-gh200 1 1 ap5 train | share 1.0 % | | smallest part of the runtime that is not training
 ap5-loading-gh200-high | e4-gh200 1 1 ap5 train | share 1.7 %
 ap5-loading-a2 | e4-a2 1 1 ap5 train | share 0.2 %
+@ #### **4.9.3 JURECA @ text 4.9.3
+ap6-h100-time | jureca-h100 1 1 ap6 train | share 11 % | over=jureca-a100 | less time
+ap6-h100-power | jureca-h100 1 1 ap6 train | share 55 % | over=jureca-a100 | less peak power
+@ #### 4.9.4 JURECA @ text 4.9.4
+ap6-mi250-time | jureca-mi250 1 1 ap6 train | share 28 % | over=jureca-h100 | less time
+ap6-mi250-time-a100 | jureca-mi250 1 1 ap6 train | share 36 % | over=jureca-a100 | less time
+ap6-mi250-power | jureca-mi250 1 1 ap6 train | share 10 % | over=jureca-h100 | less power
+ap6-mi250-power-a100 | jureca-mi250 1 1 ap6 train | share 56 % | over=jureca-a100 | less power
+@ #### 4.9.5 E4 @ text 4.9.5
+ap6-a2-time | e4-a2 1 1 ap6 train | share 8 % | over=jureca-h100 | less time
+ap6-a2-time-mi250 | e4-a2 1 1 ap6 train | share 27 % | over=jureca-mi250 | more time
+ap6-a2-power | e4-a2 1 1 ap6 train | share 54 % | over=jureca-h100 | less peak power
+ap6-a2-power-mi250 | e4-a2 1 1 ap6 train | share 49 % | over=jureca-mi250 | less peak power
+@ #### 4.9.6 E4 @ text 4.9.6
+ap6-gh200-time | e4-gh200 1 1 ap6 train | share 8 % | over=jureca-mi250 | less time
+ap6-gh200-power | e4-gh200 1 1 ap6 train | share 94 % | over=jureca-mi250 | more peak power
+@ ### 4.9.7 Runtime @ text 4.9.7
+ap6-loading-jsc-low | - - 1 ap6 train | share 6 %
+ap6-loading-jsc-high | - - 1 ap6 train | share 7 % | | largest part of the runtime that is loading, JSC
+ap6-loading-e4 | - - - ap6 train | share 12.2 % | | about
 @ ### 4.9.8 Node Energy @ text 4.9.8
 a2-1x1-runtime | e4-a2 1 1 ap6 train | runtime 8959.40 s | run=1 experiment=0
 a2-1x1-device | e4-a2 1 1 ap6 train | device_energy 75.55 Wh | run=1 experiment=0

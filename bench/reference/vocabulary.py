@@ -20,6 +20,7 @@ PUBLISHED: dict[str, tuple[str, str]] = {
     "epoch_time_second": ("s", "The second epoch, without the graph's compilation in it."),
     "epochs": ("1", "Passes over the training data."),
     "evaluation_time": ("s", "Predictions for the held-out samples."),
+    "fixed_parameters": ("1", "Numbers of a model that are not trained, such as means of batch normalisation."),
     "inference_time": ("s", "Predictions alone."),
     "link_bandwidth": ("B/s", "Both directions of all links of one device together."),
     "mean_device_power": ("W", "Mean power of one device."),
@@ -41,6 +42,8 @@ PUBLISHED: dict[str, tuple[str, str]] = {
     "sustained_performance": ("FLOP/s", "Sustained performance of a whole machine."),
     "thermal_design_power": ("W", "Thermal design power."),
     "training_time_less_loading": ("s", "Training time without the loading of data."),
+    "training_tokens": ("1", "Tokens that a model is trained on."),
+    "validation_size": ("B", "Size of the held-out data."),
 }
 """Names that are not metrics of CARAML, with their unit and what they mean."""
 

@@ -45,7 +45,7 @@ def test_values_are_the_printed_digits_in_our_unit() -> None:
     for row in load():
         if row.printed_unit in factors and row.value is not None and row.metric != "node_apparent_energy":
             printed = float(row.printed.replace(",", "").replace(" ", ""))
-            of_data = row.metric in ("input_bandwidth", "dataset_size", "effective_batch_bytes")
+            of_data = row.metric in ("input_bandwidth", "dataset_size", "validation_size", "effective_batch_bytes")
             meant = (factors | binary.get(row.workload, {})) if of_data else factors
             assert row.value == pytest.approx(printed * meant[row.printed_unit], rel=1e-12), row
             assert span_of(row).low <= row.value <= span_of(row).high
