@@ -19,6 +19,7 @@ from caraml.base.toml import parse_toml
 from caraml.campaign import Campaign, Options, exit_code, runner
 from caraml.campaign.runner import run_campaign
 from caraml.launch import Job, JobState, Launcher, slurm
+from caraml.launch.batch import SlurmOptions
 from caraml.launch.slurm import SlurmLauncher
 from caraml.metrics.model import Metric
 from caraml.results.record import Record, Status
@@ -186,6 +187,33 @@ def test_what_a_scheduler_s_queue_says_is_told_when_it_changes(tmp_path: Path, m
     run.say = said.append
     assert statuses(run_campaign(run)).count("ok") == 2
     assert said == ["2 wait, place 4", "2 wait, place 3", "no job waits in the queue any more"]
+
+
+def test_the_queue_is_asked_once_for_all_jobs_that_are_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a campaign is left at once, as by cron: a job that was lost meanwhile is no other's to submit anew."""
+    jobs, calls = tmp_path / "jobs", tmp_path / "calls"
+    programs = {
+        "sbatch": f"echo 7 | tee -a {calls}",
+        "squeue": f"echo asked >>{calls}; cat {jobs}",
+        "sacct": "exit 1",
+        "scontrol": "exit 1",
+    }
+    for name, line in {**programs, "sinfo": "echo 'main*'"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(runner, "_SCHEDULER_POLL_SECONDS", 0.01)
+    launcher = SlurmLauncher(Scheduler(gpus="none"), tmp_path / "slurm", SlurmOptions(grace_seconds=0))
+    run, _ = campaign(tmp_path / "out", launcher)
+    run.options = Options(launcher="slurm", detach=True)
+    launcher.news = lambda handles: None  # type: ignore[method-assign]
+    assert statuses(run_campaign(run)) == ["skipped", "skipped"]
+    calls.write_text("")
+    jobs.write_text("7_0|PENDING|Priority\n7_1|NODE_FAIL|None\n")
+    run_campaign(run)
+    assert calls.read_text().split() == ["asked", "7"], "one is submitted anew"
+    lost = [record for path in (tmp_path / "out" / "points").glob("*/1/record.json") if (record := read_record(path)).status == "lost"]
+    assert len(lost) == 1 and "gone when the campaign was taken up again: job 7_1: NODE_FAIL" in (lost[0].reason or "")
 
 
 def test_without_a_cluster_no_attempt_is_used_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

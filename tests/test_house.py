@@ -130,11 +130,11 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_920,
     "base": 3_023,
-    "campaign": 1_623,
+    "campaign": 1_641,
     "cli": 1_621,
     "data": 781,
     "engine": 5_026,
-    "launch": 1_866,
+    "launch": 1_867,
     "metrics": 998,
     "power": 4_850,
     "reference": 515,
@@ -143,7 +143,7 @@ LINES = {
     "suite": 2_716,
     "system": 3_508,
     "verify": 1_060,
-    "worker": 2_502,
+    "worker": 2_512,
     "workloads": 8_319,
 }
 FILES = 193

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -417,6 +418,30 @@ def test_a_clock_that_is_set_while_the_shell_alone_runs_a_program_changes_no_tim
     (tmp_path / "started").write_text(f"1 2 node -\n0 {times}\n")
     found = how_it_ran(str(tmp_path))
     assert found is not None and found.seconds == (None if seconds is None else pytest.approx(seconds, abs=0.011))
+
+
+@pytest.mark.parametrize(
+    ("marks", "whole"),
+    [(None, False), ({"begin": "go", "end": "end"}, False), ({"begin": "first", "end": "go"}, True)],
+    ids=["run", "window", "after the window"],
+)
+def test_a_program_that_was_ended_has_no_result(tmp_path: Path, make_point: MakePoint, marks: dict[str, str] | None, whole: bool) -> None:
+    """Slurm tells all processes of a job to end, one by one: a shell may go on with its next line, and end well."""
+    argv = ["sh", "-c", "trap : TERM; echo first; sleep 0.3; sleep 60 & echo $! >pid; echo go; wait; echo end"]
+    point = make_point(workload="command", params={"argv": argv, "energy": False, "marks": marks})
+    folder = Store(tmp_path / "out").new_attempt(point)
+    (folder / COMMAND).write_text(Command(argv=argv, env={}, cwd=str(tmp_path), suite_folder=str(tmp_path)).model_dump_json())
+    with (folder / "worker.log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "caraml.worker.command", str(folder)], stdout=log)
+        deadline = time.monotonic() + 120
+        while b"go" not in (folder / "worker.log").read_bytes():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.3)
+        for pid in (int((tmp_path / "pid").read_text()), process.pid):
+            os.kill(pid, signal.SIGTERM)
+        code = process.wait(timeout=60)
+    assert (code, (folder / RECORD).exists()) == ((0, True) if whole else (143, False))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from caraml.engine.instruments import why_no_sensor
 from caraml.launch import JobState, Launcher
 from caraml.launch.launchers import LocalLauncher, PrintLauncher, launcher_of, refuse_unasked, set_up, setup_script
 from caraml.launch.queue import WITHOUT_SLURM, no_cluster
-from caraml.launch.slurm import SlurmLauncher, is_refused
+from caraml.launch.slurm import OVER, SlurmLauncher, is_refused
 from caraml.results.claim import BUILT_IN, Heartbeat, kind_of, withdraw
 from caraml.results.record import STOPPED, Record
 from caraml.results.status import DONE, ProgressLine
@@ -49,6 +49,8 @@ class CampaignRun:
         self._busy: deque[PointTask] = deque()
         self._foreign: list[tuple[str, Path, str]] = []
         """Label, folder and handle of points whose jobs only a plug-in can look at that was not asked for."""
+        self._taken_up: set[str] = set()
+        """Handles of jobs of Slurm of which it is not known yet whether they had ended when they were taken up."""
         self._records: dict[int, Record] = {}
         self._said: set[str] = set()
         self._known: set[str] = set()
@@ -87,7 +89,7 @@ class CampaignRun:
         try:
             while self._waiting or self._running or self._busy:
                 self._launch()
-                if self.options.detach and not self._waiting:
+                if self.options.detach and not self._waiting and not self._taken_up:
                     self._see_refused()
                     return
                 self._look()
@@ -196,14 +198,27 @@ class CampaignRun:
             self._foreign.append((work.point.label, folder, handle))
             return
         launcher = self.launcher if kind == self.options.launcher else self._others.setdefault(kind, launcher_of(handle, self.store.root))
-        if work.light is None and launcher.poll([handle])[handle].state == "lost":
-            # It ended while nobody looked and left no word, as on a full disk: noted, and tried anew. Should it come yet, it ends at once.
-            withdraw(folder)
-            finish_attempt(work, folder, 1, "lost", "its job was gone when the campaign was taken up again")
-            self._waiting.append(work)
+        if isinstance(launcher, SlurmLauncher) and not is_refused(handle):
+            self._taken_up.add(handle)  # the queue is asked once for all jobs
+        elif work.light is None and launcher.poll([handle])[handle].state == "lost":
+            self._try_anew(work, folder, None)
             return
         self.watcher.started(work.point, work.index, self._total)
         self._running[handle] = RunningPoint.of(work, folder, handle, launcher)
+
+    def _try_anew(self, work: PointTask, folder: Path, reason: str | None) -> None:
+        """A job ended while nobody looked and left no word, as on a full disk: that is noted. Should it come yet, it ends at once."""
+        withdraw(folder)
+        gone = "its job was gone when the campaign was taken up again"
+        finish_attempt(work, folder, 1, "lost", f"{gone}: {reason}" if reason else gone)
+        self._waiting.append(work)
+
+    def _was_over(self, handle: str, state: JobState) -> bool:
+        """Whether a job is lost that had ended when it was taken up."""
+        taken_up = handle in self._taken_up
+        if state.reason != OVER:
+            self._taken_up.discard(handle)
+        return taken_up and state.state == "lost" and self._unmet(self._running[handle].work) is None
 
     @cached_property
     def _no_sensor(self) -> str | None:
@@ -260,7 +275,10 @@ class CampaignRun:
                 self.watcher.progress(running.work.point, line)
             if lines:
                 self._tell_left()
-            if state.state in ("ended", "lost"):
+            if self._was_over(handle, state):
+                del self._running[handle]
+                self._try_anew(running.work, running.folder, state.reason)
+            elif state.state in ("ended", "lost"):
                 del self._running[handle]
                 self._ensure_record(running, state)
             elif self.launcher.slots is not None and running.look(state):

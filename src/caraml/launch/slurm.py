@@ -25,6 +25,7 @@ from caraml.system.model import Scheduler
 
 REFUSED = "refused"
 """Stands in a handle instead of a job's number when ``sbatch`` refused the script; the file of that name says why."""
+OVER = "it is over; waiting for its files to appear"
 _PACKED = "pack"
 _RETRY_SECONDS = 5.0
 _IDS_PER_CALL = 500
@@ -246,7 +247,7 @@ class SlurmLauncher:
         if _has_record(folder):
             return JobState("ended", 0)
         if self._clock() - since < self.options.grace_seconds:
-            return JobState("running", reason="it is over; waiting for its files to appear")
+            return JobState("running", reason=OVER)
         said = str(answer) if answer is not None else "Slurm has forgotten it, and no accounting remembers it"
         words = self._log_line(handle)
         if not words and (folder / EXIT).exists():

@@ -50,6 +50,7 @@ _MAXRSS = 1 if sys.platform == "darwin" else 1024
 """Bytes of the unit in which the kernel tells a resident set."""
 _BEAT = 1.0
 _MOMENT = 0.1
+_ENDED = 128 + signal.SIGTERM
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
 """Signals that a launcher sends before it ends a point: cancelled, or out of time."""
 
@@ -112,8 +113,8 @@ class CommandWorker:
         """When the program was over; its output, where that is read, may go on."""
         self._resident = 0
         """Largest resident set of the program and of what it started and waited for, as the kernel counts."""
-        self._told: set[int] = set()
-        """Signals that came for this process and its program."""
+        self._told: dict[int, float] = {}
+        """Signals that came for this process and its program, and when each came first."""
         self._starting = threading.Lock()
         """Held while the program is started: it may run before its process is known here."""
 
@@ -136,16 +137,19 @@ class CommandWorker:
         begin = self._edge("begin", together=True) if self.params.marks is None else self._instant("start")
         code, marked = self._execute()
         end = self._edge("end") if marked is None else self._instant("stop", self._over(marked))
-        if code and self._is_told_to_end():
-            return self._cut_off(code, started_at)
+        if (code and self._is_told_to_end()) or self._was_ended(marked):
+            return self._cut_off(code or _ENDED, started_at)
         if self._instruments is not None and not code:
             self._idle(self._instruments)
         window = None
         if marked is not None and marked.begin is not None and marked.end is not None:
             window = (marked.begin - begin, marked.end - begin)
         ran = Ran(code, started_at, end - begin, doubt=_doubt(marked), window=window)
-        write_record(self.folder, self._record(ran, begin))
+        record = self._record(ran, begin)
         self._others.close()
+        if self._was_ended(marked):  # the program may have heard of it first
+            return self._cut_off(code or _ENDED, started_at)
+        write_record(self.folder, record)
         return code
 
     def _idle(self, instruments: Instruments) -> None:
@@ -251,7 +255,7 @@ class CommandWorker:
     def _hand_on(self, number: int) -> None:
         """The program gets the signal; what it does then decides how this ends."""
         with self._starting:
-            self._told.add(number)
+            self._told.setdefault(number, time.monotonic())
             self._send(number)
 
     def _send(self, number: int) -> None:
@@ -263,7 +267,13 @@ class CommandWorker:
         """The program may have had the signal a moment before this process."""
         if not self._told:
             time.sleep(_MOMENT)
-        return bool(self._told & _ENDING)
+        return bool(_ENDING.intersection(self._told))
+
+    def _was_ended(self, marked: _Marked | None) -> bool:
+        """Whether all of the program's processes were told to end before what is measured was over, as Slurm and ``killpg`` end a job. A
+        shell whose program was ended goes on with its next line, and says in the end that all went well."""
+        at, over = self._told.get(signal.SIGTERM), self._gone if marked is None or marked.end is None else marked.end
+        return at is not None and (over is None or at < over + _MOMENT)
 
     def _cut_off(self, code: int, started_at: str) -> int:
         if signal.SIGUSR1 in self._told:
