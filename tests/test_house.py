@@ -139,7 +139,7 @@ LINES = {
     "power": 4_850,
     "reference": 515,
     "report": 4_858,
-    "results": 3_180,
+    "results": 3_186,
     "suite": 2_716,
     "system": 3_508,
     "verify": 1_060,

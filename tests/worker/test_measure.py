@@ -458,6 +458,7 @@ def test_a_loop_that_is_killed_leaves_a_record(where: str, kind: type[Ranks], tm
         assert record.status == "ok" and record.window is not None
         return
     assert record.phases[-1].name == where
+    assert Store(tmp_path).newest(record.key, 1) == [], "it says nothing of the machine"
     rank = "rank 0: " if kind is Twins else ""
     assert (record.status, record.reason) == ("failed", f"{rank}killed by SIGTERM in phase {where}, after {steps} steps")
     assert where == "idle" or len(read_table(Store(tmp_path).folder(record) / record.files["steps"])["seconds"]) >= steps - 1

@@ -6,6 +6,7 @@ A record never holds NaN or infinity: what is not known is ``null`` with a reaso
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from pydantic import Field, JsonValue, model_validator
@@ -20,6 +21,9 @@ from caraml.suite.model import COUNTED, OWN_LOOP, Point
 SCHEMA_VERSION = 1
 STOPPED, CANCELLED = "the campaign was stopped", "cancelled"
 """How the reasons begin of attempts that somebody ended before they were done."""
+KILLED = "killed by "
+"""So do those of loops of a user's own that a signal ended: by hand, or at a time limit, which no campaign watches."""
+_BROKEN_OFF = re.compile(rf"(rank \d+: )?({KILLED}|KeyboardInterrupt)")
 _OF_NO_TABLE = ("compile", "knobs", "placement", "deterministic", "seed", "mode")
 """Fields of a point that no imported table says in a column of its own."""
 
@@ -185,7 +189,9 @@ class Record(FiniteModel):
     @property
     def ended_by_hand(self) -> bool:
         """Whether somebody ended it before it was done: that says nothing about the machine."""
-        return self.status == "failed" and (self.reason or "").startswith((STOPPED, CANCELLED))
+        why = self.reason or ""
+        broken_off = self.point.workload == OWN_LOOP and _BROKEN_OFF.match(why) is not None
+        return self.status == "failed" and (broken_off or why.startswith((STOPPED, CANCELLED)))
 
     def value(self, metric: str) -> float | None:
         """Value of a metric, or ``None`` if it is missing or unknown."""

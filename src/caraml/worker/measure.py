@@ -32,7 +32,7 @@ from caraml.engine.ranks import LooseRanks, Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.metrics.model import Facts, Phase
 from caraml.results.finish import reason_of
-from caraml.results.record import Record, Status
+from caraml.results.record import KILLED, Record, Status
 from caraml.suite.model import COUNTED, NOT_STATED, OWN_LOOP, Point, Policy, Stated
 from caraml.system.detect import detect
 from caraml.system.variables import PATIENCE, seconds_asked
@@ -292,7 +292,7 @@ class OwnLoop:
             return
         if self._ranks.rank:  # rank 0, which has the sensors, comes first where the signal is for all
             time.sleep(_BEHIND)
-        where = f"killed by {signal.Signals(number).name} in phase {self._log.current}, after {count(self._loop.steps, 'step')}"
+        where = f"{KILLED}{signal.Signals(number).name} in phase {self._log.current}, after {count(self._loop.steps, 'step')}"
         self._fail("failed", where, alone=True)
 
     def _peaks(self) -> tuple[int | None, int | None]:
