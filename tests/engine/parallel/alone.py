@@ -56,7 +56,7 @@ def peak_of(job: dict[str, Any]) -> int:
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     set_attention(job.get("point", {}).get("knobs", {}).get("attention", "auto"))
     with measured_peak() as peak:
-        train({"steps": 2, **job}, Alone(rank, world, rank, None))
+        train({"steps": 2, **job}, Alone(rank, world))
     return peak()
 
 
