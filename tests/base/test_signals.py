@@ -129,14 +129,22 @@ def test_a_signal_that_comes_as_the_block_ends_is_not_lost(around: Any, ends: qu
     assert acted == [signal.SIGHUP] and ends.qsize() == (around is not on_signals)
 
 
-def test_a_signal_that_a_block_hears_of_stays_that_block_s(ends: queue.Queue[int]) -> None:
-    """One that comes as another block takes it over, or gives it back, could be lost between them."""
-    inner, outer = list[int](), list[int]()
-    with on_termination(outer.append), on_signals((signal.SIGTERM, signal.SIGUSR1), inner.append):
+def test_a_signal_that_a_block_hears_of_stays_that_block_s(ends: queue.Queue[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes as another block takes it over, or gives it back, could be lost between them, and so could one that is written to
+    nobody meanwhile."""
+    inner, outer, swaps = list[int](), list[int](), list[int]()
+    within = on_signals((signal.SIGTERM, signal.SIGUSR1), inner.append)
+    with on_termination(outer.append):
+        with monkeypatch.context() as patched:
+            patched.setattr(signal, "set_wakeup_fd", swaps.append)
+            within.__enter__()
         signal.raise_signal(signal.SIGTERM)
         assert ends.get(timeout=60) == signal.SIGTERM
         signal.raise_signal(signal.SIGUSR1)
-    assert (inner, outer) == ([signal.SIGUSR1], [signal.SIGTERM])
+        with monkeypatch.context() as patched:
+            patched.setattr(signal, "set_wakeup_fd", swaps.append)
+            within.__exit__(None, None, None)
+    assert (inner, outer, swaps) == ([signal.SIGUSR1], [signal.SIGTERM], [])
 
 
 def test_who_handles_a_signal_decides_what_it_does(ends: queue.Queue[int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,8 @@ class _Listener:
         self._thread.start()
         self.before = {number: signal.getsignal(number) for number in numbers}
         _open.append(self)
-        _swap_wakeup(-1, self._tell.fileno())
+        if self is _open[0]:  # else a signal that comes during the swap is not written where the block around this waits for it
+            _swap_wakeup(-1, self._tell.fileno())
         for number in numbers:
             signal.signal(number, self.came)
 
@@ -57,7 +58,8 @@ class _Listener:
         for number, handler in self.before.items():
             if signal.getsignal(number) == self.came:
                 signal.signal(number, handler)
-        _swap_wakeup(self._tell.fileno(), -1)
+        if self is _open[0]:
+            _swap_wakeup(self._tell.fileno(), -1)
 
     def end(self) -> None:
         self.put_back()
