@@ -133,7 +133,7 @@ LINES = {
     "campaign": 1_641,
     "cli": 1_621,
     "data": 781,
-    "engine": 5_026,
+    "engine": 5_030,
     "launch": 1_867,
     "metrics": 998,
     "power": 4_850,

@@ -149,7 +149,7 @@ class _Rank:
 
     def moments(self) -> Iterator[tuple[int, int]]:
         """What there is beside weights and moments when most is, in the order of a micro-batch: all but gathered parameters, and those."""
-        point, micro, sharded, several = self.point, self.micro, self.point.sharded, self.point.accumulation > 1
+        point, micro, sharded = self.point, self.micro, self.point.sharded
         forward, backward = micro.layer.forward - micro.layer.kept, micro.layer.backward - micro.layer.kept
         end = micro.loss if self.last else Passes(0, 0, 0, 0)
         before, gathered = self.gradients_before, self.gathered
@@ -161,15 +161,19 @@ class _Rank:
         others = self.activations - max(self.costs)
         if self.waiting_losses:  # the second micro-batch in the backward pass
             yield self.gradients + others + end.backward - end.kept, gathered.backward
-        exchanged = FLOAT * self.layer if sharded and point.placement.pp == 1 else 0  # by the layer before
-        yield self.gradients + (head if sharded else 0) + others + micro.layer.kept + exchanged + backward, gathered.backward
+        exchanged = self.exchanged(self.layer) if sharded and point.placement.pp == 1 else 0  # by the layer before
+        few = min(gathered.backward, gathered.end + 2 * micro.unit * self.layer)
+        yield self.gradients + (head if sharded else 0) + others + micro.layer.kept + exchanged + backward, few
         ends = micro.unit * self.ends if sharded else 0
         yield self.gradients + ends + others + micro.embedded + exchanged + self.of_embedding[1], gathered.end
         if sharded:  # the gradients of the ends are exchanged together, which a pipeline does after all passes
-            left = ends if point.placement.pp == 1 else 0
-            yield self.gradients + left + FLOAT * self.ends + (FLOAT * self.ends // self.shards if several else 0), gathered.end
+            yield self.gradients + (ends if point.placement.pp == 1 else 0) + self.exchanged(self.ends), gathered.end
         if not point.knobs.fused_optimizer and point.device_class != "cpu":  # then all parameters go through each operator together
             yield self.gradients + self.whole // self.shards, 0
+
+    def exchanged(self, parameters: int) -> int:
+        """FSDP's gradients of so many parameters on their way: whole, and this device's part that is added to those of earlier passes."""
+        return FLOAT * parameters + (FLOAT * parameters // self.shards if self.point.accumulation > 1 else 0)
 
     @property
     def gradients(self) -> int:

@@ -44,6 +44,7 @@ JOBS = [
     job("each shard's ends wait", 4, 0, {"fsdp": 4}, {**BF16, "micro_batch": 2, "global_batch": 24}),
     job("copies of shards", 4, 0, {"fsdp": 2}, {**HALF, "micro_batch": 2, "global_batch": 24}, tied_head=True, recompute="selective"),
     job("weights in 16 bits", 8, 0, OPTIMIZER, {**BF16, "micro_batch": 4, "global_batch": 32}, width=192, vocab_size=512),
+    job("shards that are dropped", 8, 0, OPTIMIZER, {**BF16, "micro_batch": 1}, width=256, layers=8, vocab_size=512, recompute="full"),
     job("losses of gpipe", 8, 4, {**GPIPE, **OPTIMIZER}, {**BF16, "global_batch": 32}, recompute="full"),
     job("first of gpipe", 8, 0, {**GPIPE, **OPTIMIZER}, {**BF16, "global_batch": 32}, recompute="full"),
     job("losses of gpipe with copies", 4, 2, GPIPE, {"micro_batch": 4, "global_batch": 64}, recompute="full"),
