@@ -199,6 +199,28 @@ def test_termination_is_heard_of_where_the_main_thread_began_the_block(ends: que
         os.close(writing)
 
 
+def test_a_block_may_end_in_another_thread(ends: queue.Queue[int]) -> None:
+    """As where a generator around it is collected there. Handlers can only be set in the main thread: the signal ends the process still."""
+    around, found, open_before = on_termination(ends.put), list[object](), list(signals._open)
+    around.__enter__()
+
+    def leave() -> None:
+        try:
+            found.append(around.__exit__(None, None, None))
+        except ValueError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+    try:
+        signal.raise_signal(signal.SIGTERM)
+        assert (found, ends.get(timeout=60)) == ([False], signal.SIGTERM) and ends.empty()
+    finally:
+        for listener in signals._open[len(open_before) :]:
+            listener.end()
+
+
 def test_a_handler_of_a_library_s_own_is_left_alone(ends: queue.Queue[int], tmp_path: Path) -> None:
     """Python does not know of it, and could not give it back."""
     for around in (on_termination(ends.put), on_signals((signal.SIGTERM,), ends.put)):

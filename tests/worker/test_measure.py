@@ -642,15 +642,17 @@ def test_ranks_whose_loops_end_apart_are_told_where(
     assert record.status == "failed" and re.search(words, record.reason or "") and record.files["steps"]
 
 
-@pytest.mark.parametrize("comes", ["not", "late"])
+@pytest.mark.parametrize("comes", ["not", "late", "to a disk of its own"])
 def test_a_rank_that_does_not_leave_its_loop_holds_no_other_for_long(
     comes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It may hang in a collective of its own, for as long as that lasts. What was measured is known, and the program goes on as without."""
     ranks = Pair(1, LATE if comes == "not" else GONE)
     left: list[Any] = []
-    if comes == "late":
+    if comes != "not":
         ranks._store.set(f"{ranks._key}/parted", "")
+    if "disk" in comes:
+        monkeypatch.setattr(ranks, "telling", lambda: nullcontext(False))
     monkeypatch.setattr(own_loop, "ranks_in_use", lambda: ranks)
     monkeypatch.setattr(ranks, "leave", lambda: left.append(ranks))
     monkeypatch.setattr(ranks, "_longest", lambda: 60.0)

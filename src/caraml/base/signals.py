@@ -116,7 +116,7 @@ def on_signals(numbers: Collection[int], act: Callable[[int], object]) -> Iterat
     try:
         yield
     finally:
-        if listener in _open:  # not in a fork
+        if listener in _open and threading.current_thread() is threading.main_thread():  # not in a fork; elsewhere handlers have to stay
             listener.end()
 
 

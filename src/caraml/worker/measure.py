@@ -213,9 +213,12 @@ class OwnLoop:
         """Another rank does not leave its loop, or has left without this one: the record is as it was when the window closed."""
         ranks = self._ranks
         self._keep_early()
-        self._over = self.record is None and not self._records.read_kept()
+        if self._records.read_kept() is None and not ranks.rank:  # it is on another node's disk
+            with self._writing:
+                self._write_early(alone=False)
+        self._over = self.record is None
         ranks.leave()
-        say(f"caraml: rank {ranks.rank} leaves the block of {self._point.benchmark!r} without others; it has no idle baseline after it")
+        say(f"caraml: rank {ranks.rank} leaves the block of {self._point.benchmark!r} without others, with no idle baseline after it")
 
     def _meet_others(self) -> bool:
         """Wait for the device, and for the others to leave their loops, and whether they did; keep what was measured where one does not for
@@ -253,11 +256,11 @@ class OwnLoop:
             if self.record is None and not self._over:
                 self._write_early()
 
-    def _write_early(self) -> None:
+    def _write_early(self, *, alone: bool = True) -> None:
         ranks = self._ranks
         everyone = self._closed or self._gathered(last=False)
         point, missing = self._records.of_steps(everyone)
-        with self._records.to_record(point, alone=True) as folder:
+        with self._records.to_record(point, alone=alone) as folder:
             if folder is None:
                 return
             files = rescued(folder, ranks.rank, None, None if ranks.rank else self._instruments, self._records.zero)
