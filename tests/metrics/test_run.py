@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from caraml.engine.matmul import BatchedProducts, Products
+from caraml.engine.replacement import Masks
 from caraml.metrics.model import METRICS, Epoch, Facts, Measured, Phase, Window, unit_of
-from caraml.metrics.run import run_metrics, whole_run
+from caraml.metrics.run import TRAINING_PHASES, run_metrics, whole_run
 from caraml.power.model import BoundaryEnergy, ChannelEnergy, WindowEnergy
 from tests.report.record_factory import make_point
 
@@ -50,6 +52,15 @@ def test_runtime_splits_into_loading_training_and_rest() -> None:
     assert found["loading_share"] == pytest.approx(11 / 50) and found["training_share"] == pytest.approx(24 / 50)
     assert found["loading_share"] + found["training_share"] + found["rest_share"] == pytest.approx(1)  # type: ignore[operator]
     assert found["loss_validation"] == 0.5
+
+
+def test_what_chooses_kernels_is_part_of_the_first_step_and_of_the_training() -> None:
+    """As it is of the time of the first step and of the first epoch, so that epochs are never longer than the training."""
+    parts = [("first_step", 10, 11), ("matmul", 11, 14), ("first_step", 14, 14)]
+    inside = [phase for phase in PHASES if phase.name != "first_step"] + [Phase(name=name, start=a, end=b) for name, a, b in parts]
+    found = {name: metric.value for name, metric in run_metrics(run(phases=inside), None).items()}
+    assert found["training_time"] == 30
+    assert {one.name or one.knob for one in (Products, BatchedProducts, Masks)} <= {*TRAINING_PHASES}
 
 
 def test_epochs_are_whole_and_begin_with_the_first_step() -> None:

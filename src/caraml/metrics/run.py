@@ -17,7 +17,9 @@ from caraml.metrics.window import NOT_TOLD
 from caraml.power.model import HEADLINES, WindowEnergy
 from caraml.suite.model import Point
 
-TRAINING_PHASES = ("first_step", "warm_up", "measure", "after")
+CHOICES = ("matmul", "batched_matmul", "dropout_masks")
+"""Phases inside the first step that time kernels to choose among them."""
+TRAINING_PHASES = ("first_step", *CHOICES, "warm_up", "measure", "after")
 _Z = 1.959964
 """Quantile of the normal distribution for 95 %."""
 INPUT_BOUND_SHARE = 0.1
