@@ -140,7 +140,7 @@ LINES = {
     "reference": 515,
     "report": 4_858,
     "results": 3_186,
-    "suite": 2_716,
+    "suite": 2_717,
     "system": 3_508,
     "verify": 1_060,
     "worker": 2_515,

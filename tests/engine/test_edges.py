@@ -22,7 +22,7 @@ from caraml.metrics.model import Facts, Measured, Peak
 from caraml.metrics.run import run_metrics
 from caraml.metrics.window import derive
 from caraml.power.model import WindowEnergy
-from caraml.suite.model import Policy
+from caraml.suite.model import OWN_LOOP, Policy
 from caraml.system.model import Cpu, DeviceModel, System, with_sheet
 from caraml.worker import record
 from caraml.worker.record import Known, together
@@ -179,9 +179,12 @@ def test_what_others_took_is_a_share_of_the_time_between_the_edges(monkeypatch: 
     assert found.other_cpu_share == pytest.approx(0.5) and found.throttled == {"GPU-1": {"power": pytest.approx(0.1)}}
 
 
-def test_where_ranks_do_not_meet_a_step_takes_no_longer_than_on_the_slowest(make_point: MakePoint) -> None:
+@pytest.mark.parametrize(
+    "values", [{"mode": "data"}, {"mode": "inference"}, {"workload": OWN_LOOP}], ids=lambda values: next(iter(values.values()))
+)
+def test_where_ranks_do_not_meet_a_step_takes_no_longer_than_on_the_slowest(make_point: MakePoint, values: dict[str, str]) -> None:
     """Loaders that bring four batches at a time, each rank's at another step: the slowest of every step would take 4 s instead of 1."""
-    point = make_point(devices=4, global_batch=4, micro_batch=1, mode="data")
+    point = make_point(devices=4, global_batch=4, micro_batch=1, **values)
     facts = Facts(item="thing", items_per_sample=1, parameters=1, flops_per_item=None, flops_formula="known", samples_per_epoch=80)
     ranks = []
     for rank in range(4):

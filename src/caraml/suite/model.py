@@ -315,8 +315,9 @@ class Point(FrozenModel):
 
     @property
     def in_step(self) -> bool:
-        """Whether its ranks wait for each other in every step. Those that only read, or infer, each go at their own pace."""
-        return self.mode in TRAINING
+        """Whether its ranks wait for each other in every step. Those that only read, or infer, each go at their own pace; of a loop that
+        CARAML does not run nobody knows."""
+        return self.mode in TRAINING and self.workload != OWN_LOOP
 
     @property
     def accumulation(self) -> int:
