@@ -201,7 +201,7 @@ def test_termination_is_heard_of_where_the_main_thread_began_the_block(ends: que
 
 def test_a_block_may_end_in_another_thread(ends: queue.Queue[int]) -> None:
     """As where a generator around it is collected there. Handlers can only be set in the main thread: the signal ends the process still."""
-    around, found, open_before = on_termination(ends.put), list[object](), list(signals._open)
+    around, found = on_termination(ends.put), list[object]()
     around.__enter__()
 
     def leave() -> None:
@@ -213,12 +213,23 @@ def test_a_block_may_end_in_another_thread(ends: queue.Queue[int]) -> None:
     thread = threading.Thread(target=leave)
     thread.start()
     thread.join()
-    try:
+    with on_termination(lambda number: None):  # until the next one ends
         signal.raise_signal(signal.SIGTERM)
         assert (found, ends.get(timeout=60)) == ([False], signal.SIGTERM) and ends.empty()
-    finally:
-        for listener in signals._open[len(open_before) :]:
-            listener.end()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and not signals._open
+
+
+def test_blocks_may_end_in_any_order(ends: queue.Queue[int]) -> None:
+    """As where generators are around them."""
+    said: list[str] = []
+    first, second = on_termination(lambda number: said.append("first")), on_termination(lambda number: said.append("second"))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    signal.raise_signal(signal.SIGTERM)
+    assert ends.get(timeout=60) == signal.SIGTERM and said == ["second"]
+    second.__exit__(None, None, None)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and not signals._open
 
 
 def test_a_handler_of_a_library_s_own_is_left_alone(ends: queue.Queue[int], tmp_path: Path) -> None:

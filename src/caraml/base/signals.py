@@ -76,7 +76,9 @@ class _Listener:
 _open: list[_Listener] = []
 _forking = threading.local()
 _to_do: list[Callable[[int], object]] = []
-"""What blocks of :func:`on_termination` do."""
+"""What blocks of :func:`on_termination` do, whichever of them ends first."""
+_terminating: list[_Listener] = []
+"""Hears for all of them."""
 
 
 def _before_fork() -> None:
@@ -92,7 +94,8 @@ def _in_fork() -> None:
     for listener in _open:
         listener.put_back()
         listener.close()
-    _open.clear()
+    for known in (_open, _terminating, _to_do):
+        known.clear()
     _after_fork()
 
 
@@ -116,7 +119,7 @@ def on_signals(numbers: Collection[int], act: Callable[[int], object]) -> Iterat
     try:
         yield
     finally:
-        if listener in _open and threading.current_thread() is threading.main_thread():  # not in a fork; elsewhere handlers have to stay
+        if listener in _open:  # not in a fork
             listener.end()
 
 
@@ -128,12 +131,19 @@ def on_termination(act: Callable[[int], object]) -> Iterator[None]:
     A signal that has a handler, or is ignored, is left alone, also where it gets that within the block: whoever handles it decides what
     it does, and may call what was there before, which does nothing then.
     """
+    if threading.current_thread() is threading.main_thread() and not _terminating:
+        free = [number for number in _TERMINATION if signal.getsignal(number) == signal.SIG_DFL and _is_free(number)]
+        _terminating.extend([_Listener(free, _terminate)] if free else [])
     _to_do.append(act)
     try:
-        with on_signals([number for number in _TERMINATION if signal.getsignal(number) == signal.SIG_DFL], _terminate):
-            yield
+        yield
     finally:
-        _to_do.remove(act)
+        if _to_do == [act] and threading.current_thread() is threading.main_thread():  # in another, handlers have to stay
+            for listener in _terminating:
+                listener.end()
+            _terminating.clear()
+        with suppress(ValueError):  # in a fork
+            _to_do.remove(act)
 
 
 def _terminate(number: int) -> None:
