@@ -122,15 +122,17 @@ def test_the_slow_rank_sets_the_pace(tmp_path: Path, make_point: MakePoint) -> N
     assert record.value("throughput") == pytest.approx(8 * known.ITEMS_PER_SAMPLE / 0.08, rel=2e-3)
 
 
+FACTS = Facts(item="thing", items_per_sample=1, parameters=1, flops_per_item=None, flops_formula="known")
+
+
 def test_the_slowest_rank_counts_in_everything(tmp_path: Path, make_point: MakePoint) -> None:
     def rank(seconds: float, wait: float, loss: float) -> RankSummary:
         rows = [StepRow("first", 0.0, 9 * seconds, 5.0), *(StepRow("measure", 0.0, seconds, wait) for _ in range(10))]
         return RankSummary(1.0, 1.0 + 10 * seconds, StepTable(rows), [loss] * 11, 9 * seconds, 0.0, 0)
 
     point = make_point(devices=2, global_batch=8)
-    facts = Facts(item="thing", items_per_sample=1, parameters=1, flops_per_item=None, flops_formula="known")
     probed = Peak(value=None, dtype="fp32", reason="not probed")
-    known = Known(tmp_path, point, facts, origin=0.0, started_at="", runtime=60.0, phases=[], probed=probed)
+    known = Known(tmp_path, point, FACTS, origin=0.0, started_at="", runtime=60.0, phases=[], probed=probed)
     quick, slow = rank(0.5, 0.25, 1.0), rank(0.75, 0.125, 3.0)
     for ranks in ([quick, slow], [slow, quick]):
         run = together([RankSummary.from_data(each.to_data()) for each in ranks], known)
@@ -149,6 +151,13 @@ def test_updates_that_overflowed_are_not_trained(tmp_path: Path, make_point: Mak
     assert skipped >= 5 and window.samples == 4 * (window.steps - skipped)
     truth = 4 * known.ITEMS_PER_SAMPLE * (window.steps - skipped) / (0.05 * window.steps)
     assert record.value("throughput") == pytest.approx(truth, rel=1e-3)
+
+
+def test_a_window_whose_updates_all_overflowed_is_no_division_by_zero(tmp_path: Path, make_point: MakePoint) -> None:
+    known = Known(tmp_path, make_point(precision="fp16"), FACTS, 0.0, "", Peak(value=None, dtype="fp16", reason="not probed"))
+    rows = StepTable(StepRow("measure" if step else "first", float(step), 1.0, 0.0) for step in range(9))
+    with pytest.raises(InputError, match="the gradients of all 8 steps overflowed in fp16"):
+        together([RankSummary(1.0, 9.0, rows, [1.0] * 9, 1.0, 1.0, skipped_updates=8)], known)
 
 
 def test_utilisation_is_of_the_arithmetic_used(tmp_path: Path, make_point: MakePoint) -> None:

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from caraml.base.errors import InputError
+from caraml.base.format import count
 from caraml.engine.control import judge, seen
 from caraml.engine.instruments import Instruments, Nodes, on_clock, put_together
 from caraml.engine.loop import MeasuringLoop
@@ -181,11 +183,16 @@ def make_record(ranks: list[RankSummary], known: Known, *, table: bool = True) -
 
 
 def together(ranks: list[RankSummary], known: Known) -> Measured:
-    """All ranks as one: the slowest counts in every time."""
+    """All ranks as one: the slowest counts in every time. Raises ``InputError`` where nothing was trained in the window."""
     mine, seconds = ranks[0], max(rank.end - rank.begin for rank in ranks)
     inside = [rank.window_rows for rank in ranks]
     first, steps = next(index for index, row in enumerate(mine.rows) if row.phase == "measure"), len(inside[0])
     trained = steps - max(rank.skipped_updates for rank in ranks)
+    if not trained:
+        raise InputError(
+            f"nothing was trained in the window: the gradients of all {count(steps, 'step')} overflowed in {known.point.arithmetic}",
+            "precision = 'bf16', a lower learning rate, or a longer warm-up (measure.warm_up_steps)",
+        )
     samples = trained * known.point.global_batch
     items = samples * known.facts.items_per_sample
     if mine.items:
