@@ -214,11 +214,12 @@ class CampaignRun:
         self._waiting.append(work)
 
     def _was_over(self, handle: str, state: JobState) -> bool:
-        """Whether a job is lost that had ended when it was taken up."""
-        taken_up = handle in self._taken_up
+        """Whether a job is lost that had ended when it was taken up; not one whose need has failed, by which Slurm ended it."""
+        taken_up, work = handle in self._taken_up, self._running[handle].work
         if state.reason != OVER:
             self._taken_up.discard(handle)
-        return taken_up and state.state == "lost" and self._unmet(self._running[handle].work) is None
+        needed_anew = any(one.name in work.point.needs for one in self._waiting)
+        return taken_up and state.state == "lost" and (needed_anew or self._unmet(work) is None)
 
     @cached_property
     def _no_sensor(self) -> str | None:
