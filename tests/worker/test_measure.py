@@ -265,6 +265,8 @@ def test_a_loop_that_goes_on_after_its_window_has_its_record(
         assert early.value("runtime") == pytest.approx(early.value("run_time")), "all of it until the sensors were asked"
     record = only(tmp_path)
     assert record.window == early.window and record.attempt == early.attempt == 1 and record.phases[-1].name == "idle_after"
+    assert record.value("training_time") == early.value("training_time"), "whatever the loop did after its window"
+    assert record.phases[-2].end == pytest.approx(record.window.end)
     assert capsys.readouterr().err.count("caraml: goes on: ok") == 2
 
 
