@@ -404,6 +404,50 @@ def test_a_launcher_that_ends_all_ranks_waits_for_the_record(fails: bool, tmp_pa
     assert there == [True]
 
 
+def test_a_program_that_ends_at_once_when_it_is_asked_to_keeps_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is asked, from the end of the baseline on: what it raises then waits for the record."""
+    of_steps = measure_record.LoopRecords.of_steps
+
+    def asked(self: measure_record.LoopRecords, everyone: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return of_steps(self, everyone)
+
+    def over(*_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(measure_record.LoopRecords, "of_steps", asked)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+    try:
+        with pytest.raises(SystemExit):
+            measured(tmp_path)
+        monkeypatch.setattr(own_loop, "quiet_baseline", lambda ranks, instruments, seconds: seconds and over())
+        with pytest.raises(SystemExit), caraml.measure("baseline", out=tmp_path, policy=QUICK) as m:
+            while m.step(1):
+                time.sleep(0.005)
+            monkeypatch.setattr(own_loop, "quiet_baseline", over)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [(record.status, record.attempt) for record in Store(tmp_path).records()] == [("ok", 1)] * 2
+
+
+def test_a_signal_that_ends_the_loop_waits_for_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that were written at once one was cut off, and left an attempt without a record."""
+    taken: list[bool] = []
+    write = own_loop.write_readings
+
+    def held(*rest: Any) -> dict[str, str]:
+        thread = threading.Thread(target=lambda: taken.append(m._writing.acquire(blocking=False)))
+        thread.start()
+        thread.join()
+        return write(*rest)
+
+    monkeypatch.setattr(own_loop, "write_readings", held)
+    with caraml.measure("held", out=tmp_path, policy=QUICK) as m:
+        while m.step(1):
+            time.sleep(0.005)
+    assert taken == [False] and only(tmp_path).status == "ok"
+
+
 def test_readings_that_cannot_be_written_leave_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARAML_POWER", "fake:constant")
     asked: list[Any] = []

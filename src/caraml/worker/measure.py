@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from importlib import metadata
 from numbers import Integral
 from pathlib import Path
@@ -195,6 +195,15 @@ class OwnLoop:
                 self._tried = True
             quiet_baseline(ranks, self._instruments, self._point.measure.idle_seconds)
         everyone = self._gathered(last=True)
+        alone = ranks.world == 1  # else one that is gone may be waited for
+        with self._writing if alone else nullcontext(), to_its_end() if alone else nullcontext():
+            self._write_last(everyone)
+        if isinstance(ranks, LooseRanks):
+            ranks.leave()
+
+    def _write_last(self, everyone: list[RankSummary]) -> None:
+        """Write the record, with its readings. Collective."""
+        ranks = self._ranks
         point, missing = self._records.of_steps(everyone)
         folder, files = self._records.out, dict[str, str]()
         if ranks.rank == 0:
@@ -208,8 +217,6 @@ class OwnLoop:
         finally:
             self._over = ranks.rank > 0
             ranks.barrier()  # where a rank fails on its way out, its launcher ends the one that writes the record
-        if isinstance(ranks, LooseRanks):
-            ranks.leave()
 
     def _leave_alone(self) -> None:
         """Another rank does not leave its loop, or has left without this one: the record is as it was when the window closed."""
@@ -277,7 +284,7 @@ class OwnLoop:
     def _fail(self, status: Status, reason: str, *, alone: bool = False) -> None:
         """Record a failure: of this rank ``alone`` the rank that fails first, since the others wait for it, and are ended with it."""
         ranks = self._ranks
-        with self._writing:
+        with self._writing, to_its_end():
             if self.record is not None or self._over:
                 return
             if self.done and (self._closed is not None or ranks.world == 1):
