@@ -133,7 +133,7 @@ LINES = {
     "campaign": 1_642,
     "cli": 1_621,
     "data": 781,
-    "engine": 5_030,
+    "engine": 5_046,
     "launch": 1_867,
     "metrics": 1_000,
     "power": 4_850,

@@ -155,21 +155,37 @@ class _Rank:
         before, gathered = self.gradients_before, self.gathered
         copies = max(map(len, self.stages)) * micro.layer.cached
         yield before + self.activations + copies + max(end.forward, forward), gathered.forward
+        ends = micro.unit * self.ends if sharded else 0
+        if not point.placement.distributed_optimizer:  # the ends were dropped, and come again through a buffer of their size
+            yield before + self.activations + end.kept, gathered.forward + ends
         yield before + self.activations + end.backward, gathered.forward
-        head = micro.unit * self.words if self.last and (sharded or not before) else 0  # its gradient, which comes first
+        head = micro.unit * self.words if self.last and (self.apart or not before) else 0  # its gradient, which comes first
         yield before + head + self.activations + backward, gathered.backward
         others = self.activations - max(self.costs)
         if self.waiting_losses:  # the second micro-batch in the backward pass
             yield self.gradients + others + end.backward - end.kept, gathered.backward
         exchanged = self.exchanged(self.layer) if sharded and point.placement.pp == 1 else 0  # by the layer before
         few = min(gathered.backward, gathered.end + 2 * micro.unit * self.layer)
-        yield self.gradients + (head if sharded else 0) + others + micro.layer.kept + exchanged + backward, few
-        ends = micro.unit * self.ends if sharded else 0
-        yield self.gradients + ends + others + micro.embedded + exchanged + self.of_embedding[1], gathered.end
+        yield self.gradients + self.copied + (head if self.apart else 0) + others + micro.layer.kept + exchanged + backward, few
+        slopes = ends if self.apart else 0
+        yield self.gradients + self.copied + slopes + others + micro.embedded + exchanged + self.of_embedding[1], gathered.end
         if sharded:  # the gradients of the ends are exchanged together, which a pipeline does after all passes
-            yield self.gradients + (ends if point.placement.pp == 1 else 0) + self.exchanged(self.ends), gathered.end
+            yield self.gradients + self.copied + (slopes if point.placement.pp == 1 else 0) + self.exchanged(self.ends), gathered.end
         if not point.knobs.fused_optimizer and point.device_class != "cpu":  # then all parameters go through each operator together
             yield self.gradients + self.whole // self.shards, 0
+
+    @property
+    def copied(self) -> int:
+        """What FSDP holds beside the gradients of what was summed among copies of shards; in the first pass these are the gradients."""
+        summed = self.point.sharded and not self.late and self.point.accumulation > 1 and self.point.holders > self.shards
+        return self.whole // self.shards if summed else 0
+
+    @property
+    def apart(self) -> bool:
+        """Whether the gradients that a pass makes of the ends wait beside all others for its end: FSDP's, but for those that are summed
+        in fp32 at once."""
+        whole = self.late and (self.point.accumulation > 1 or self.point.placement.pp > 1)
+        return self.point.sharded and not (whole and self.micro.unit == FLOAT)
 
     def exchanged(self, parameters: int) -> int:
         """FSDP's gradients of so many parameters on their way: whole, and this device's part that is added to those of earlier passes."""
@@ -191,7 +207,7 @@ class _Rank:
         done = max(0, point.accumulation * stages - 1 - _passes_ahead(point, self.rank))  # backward passes before the last forward pass
         found = self.gradients * min(stages, -(-done // _round(point))) // stages
         if point.sharded and not self.late:  # what the ends have left to be summed over devices, and all that was among copies
-            found += FLOAT * self.ends + (self.whole // self.shards if point.holders > self.shards else 0)
+            found += FLOAT * self.ends + (self.copied if point.accumulation > 2 else 0)
         return found
 
     @cached_property
@@ -210,7 +226,7 @@ class _Rank:
             return lasting, widened + (unit * table if several or point.sharded else 0)
         if config.tied_head:
             return 0, widened + unit * (words if words == table else table + 2 * words)
-        return 0, widened + (unit * words if summed and not point.sharded else 0)
+        return 0, widened + (unit * words if summed and not self.apart else 0)
 
     @cached_property
     def costs(self) -> list[int]:
@@ -231,7 +247,7 @@ class _Rank:
 
     @cached_property
     def gathered(self) -> _Gathered:
-        """The ends stay gathered through both passes. A layer is copied out of the buffer that it came in, which is kept until the next
+        """The ends are gathered through both passes. A layer is copied out of the buffer that it came in, which is kept until the next
         layer's has come; in the backward pass the next layer comes while one is at work. A distributed optimizer keeps all layers, a
         pipeline those whose backward pass is done."""
         placement, unit = self.point.placement, self.micro.unit
