@@ -22,6 +22,7 @@ from caraml.launch import Job, JobState, Launcher, slurm
 from caraml.launch.batch import SlurmOptions
 from caraml.launch.slurm import SlurmLauncher
 from caraml.metrics.model import Metric
+from caraml.results.finish import Failure, note_failure
 from caraml.results.record import Record, Status
 from caraml.results.status import ProgressLine
 from caraml.results.store import Store, read_record, write_record
@@ -187,6 +188,28 @@ def test_what_a_scheduler_s_queue_says_is_told_when_it_changes(tmp_path: Path, m
     run.say = said.append
     assert statuses(run_campaign(run)).count("ok") == 2
     assert said == ["2 wait, place 4", "2 wait, place 3", "no job waits in the queue any more"]
+
+
+class NodeGone(FakeCluster):
+    """Jobs of which a rank says something before Slurm has the last word."""
+
+    def __init__(self, folder: Path, word: str) -> None:
+        super().__init__(folder)
+        self.word = word
+
+    def poll(self, handles: Sequence[str]) -> dict[str, JobState]:
+        for handle in handles:
+            note_failure(Path(handle), Failure(status="failed", reason="Connection reset by peer", rank=1, started_at="x"))
+        return dict.fromkeys(handles, JobState("lost", reason=f"job 5: {self.word}"))
+
+
+@pytest.mark.parametrize(("word", "status", "reason"), [("NODE_FAIL", "lost", "NODE_FAIL"), ("FAILED", "failed", "Connection reset")])
+def test_a_lost_node_is_the_cause_of_what_other_ranks_say(
+    word: str, status: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_SCHEDULER_POLL_SECONDS", 0.01)
+    records = run_campaign(campaign(tmp_path, NodeGone(tmp_path, word))[0])
+    assert {(one.status, reason in (one.reason or "")) for one in records if one.status != "skipped"} == {(status, True)}
 
 
 def test_the_queue_is_asked_once_for_all_jobs_that_are_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

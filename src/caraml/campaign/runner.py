@@ -32,6 +32,8 @@ _POLL_SECONDS = 0.25
 _SCHEDULER_POLL_SECONDS = 5.0
 _INDEX_SECONDS = 30.0
 _MANY = 1000
+_NODE_LOST = "NODE_FAIL"
+"""What Slurm says of a job one of whose nodes failed."""
 
 
 class CampaignRun:
@@ -324,7 +326,8 @@ class CampaignRun:
             finish_attempt(work, folder, 1, "skipped", why)
         if state.state == "lost":
             withdraw(folder)  # should it come yet, it ends at once: the point is measured again
-        if state.state == "lost" and not (folder / "failure.json").exists():
+        # Where a node was lost, what the ranks on the others say is of that.
+        if state.state == "lost" and (not (folder / "failure.json").exists() or _NODE_LOST in (state.reason or "")):
             finish_attempt(work, folder, 1, "lost", state.reason or "its job is gone")
         finish_attempt(work, folder, state.exit_code or 0)
         self._done(work, read_record(folder / RECORD), running)
