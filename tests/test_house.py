@@ -130,7 +130,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_920,
     "base": 3_035,
-    "campaign": 1_645,
+    "campaign": 1_649,
     "cli": 1_621,
     "data": 781,
     "engine": 5_046,

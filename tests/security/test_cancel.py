@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -185,6 +186,17 @@ def test_a_job_s_number_is_a_number(job: str, tmp_path: Path, make_point: MakePo
     assert handle_of(folder) is None
     list(cancel(tmp_path, "planted"))
     assert asked == []
+
+
+def test_a_full_disk_keeps_no_job(tmp_path: Path, make_point: MakePoint, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt(tmp_path, make_point, **{HANDLE: "slurm:12:/x", f"{CLAIM}1": "x 1 1"})
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(ending, "finish", full)
+    assert list(cancel(tmp_path, "planted"))[-1].endswith("; its record could not be written: No space left on device")
+    assert asked[-1] == ["scancel", "--quiet", "--", "12"]
 
 
 OTHERS = ["--option", "$(x)", "`x`", "1;x", "../..", "/etc", "a/..", "1\n2", "1 2", "1*", "", "\u0661", "1" * 201, "1" * 100_000]

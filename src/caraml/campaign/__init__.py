@@ -272,11 +272,15 @@ def _elsewhere(one: Standing, root: Path) -> str | None:
 
 def _end_point(store: Store, one: Standing) -> str:
     assert one.folder is not None
+    trouble = ""
     if (one.folder / POINT).exists():  # before its job ends, so that the record has this as the cause
-        finish(one.folder, 1, "failed", CANCELLED)
+        try:
+            finish(one.folder, 1, "failed", CANCELLED)
+        except OSError as error:  # on a full disk, which is why somebody may want to end jobs
+            trouble = f"; its record could not be written: {error.strerror}"
     if one.handle is not None:
         launcher_of(one.handle, store.root).cancel([one.handle])
-    return f"cancelled {one.label} ({one.key})"
+    return f"cancelled {one.label} ({one.key}){trouble}"
 
 
 def _end_foreign(store: Store, kind: str, points: Sequence[Standing]) -> Iterator[str]:
