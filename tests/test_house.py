@@ -130,21 +130,21 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_920,
     "base": 3_035,
-    "campaign": 1_649,
+    "campaign": 1_650,
     "cli": 1_621,
     "data": 781,
-    "engine": 5_046,
+    "engine": 5_047,
     "launch": 1_867,
     "metrics": 1_000,
-    "power": 4_850,
+    "power": 4_853,
     "reference": 515,
-    "report": 4_858,
+    "report": 4_859,
     "results": 3_186,
     "suite": 2_717,
     "system": 3_508,
-    "verify": 1_060,
+    "verify": 1_061,
     "worker": 2_531,
-    "workloads": 8_319,
+    "workloads": 8_334,
 }
 FILES = 193
 

@@ -82,6 +82,7 @@ class RunningPoint:
     deadline: float | None = None
     reader: ProgressReader | None = field(default=None)
     since: float = field(default_factory=time.monotonic)
+    """When it was launched."""
     begun: CpuTime | None = None
     """CPU time when a program was started by the shell alone, of which nobody else knows what others used."""
     sensors: Sensors | None = None

@@ -273,6 +273,7 @@ class EpochLoop(MeasuringLoop):
         """Whether the ranks have agreed to hurry."""
 
     def __enter__(self) -> EpochLoop:
+        """Begin the first epoch. Collective: every rank measures."""
         if self._policy.to_target:
             self._open_window()
         self._begin_epoch()

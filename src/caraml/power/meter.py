@@ -276,7 +276,8 @@ class Meter:
             still = patience(channel) if channel.kind == "energy" else 10 * channel.update_period_s  # so that a standstill is seen whole
             margin = max(still, 2 * channel.mean_window_s, 4 * sampler.interval)
             series = self.store.series(channel.id, start - margin, end + margin)
-            missed, error = self.store.missed(channel, start, end), self.store.last_error(channel.id) or sampler.failure
+            missed = self.store.missed(channel, start, end)
+            error = self.store.last_error(channel.id) or sampler.failure
             found.append(ChannelReadings(channel, series, missed, error, sampler.interval))
         return found
 

@@ -172,6 +172,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
+        """Address of the list of campaigns."""
         return f"http://127.0.0.1:{self.server_port}/{self.secret}/"
 
     @property

@@ -30,8 +30,7 @@ _REMEMBERED = 1000
 _PLAIN = (str, int, float, list, dict, type(None))
 NOT_IN_LABELS = ("micro_batch", "seed")
 """Keys of a benchmark that labels say nothing of, but where they are swept or replaced."""
-DEFAULTS: dict[str, Any] = {"nodes": 1, "devices": 1, "mode": "train", "precision": "fp32", "seed": 0}
-DEFAULTS |= dict.fromkeys(("deterministic", "profile"), False)
+DEFAULTS = {"nodes": 1, "devices": 1, "mode": "train", "precision": "fp32", "seed": 0, "deterministic": False, "profile": False}
 """Values of a benchmark that a suite need not give."""
 
 
@@ -370,6 +369,7 @@ def flat(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def axes_of(asked: dict[str, Any]) -> dict[str, list[Any]]:
+    """The swept values of a flat table."""
     return {name: value for name, value in asked.items() if isinstance(value, list)}
 
 

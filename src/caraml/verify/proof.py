@@ -79,7 +79,8 @@ def _clock() -> Finding:
     """Differences of 100,000 consecutive reads: none negative, the smallest positive one is what the clock can tell apart."""
     steps = [after - before for before, after in pairwise(time.monotonic() for _ in range(100_000))]
     finest = min(step for step in steps if step > 0)
-    found, sound = f"{finest * 1e9:.0f} ns, {sum(step < 0 for step in steps)} steps back", min(steps) >= 0 and finest <= COARSEST_CLOCK
+    found = f"{finest * 1e9:.0f} ns, {sum(step < 0 for step in steps)} steps back"
+    sound = min(steps) >= 0 and finest <= COARSEST_CLOCK
     return fact("clock: resolution, steps back", f"below {COARSEST_CLOCK * 1e6:.0f} µs, none", found, sound)
 
 

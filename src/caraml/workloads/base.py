@@ -300,6 +300,7 @@ class BatchSource:
     samples: int
     """In an epoch, over all ranks."""
     validation: Callable[[], Iterable[Any]] | None = None
+    """The held-out batches, if there are any."""
     dataset: MapDataset | None = None
     """Whose samples they are; ``None`` where batches come whole."""
 

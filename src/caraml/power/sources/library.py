@@ -78,6 +78,7 @@ class NvmlSource(_Library):
     end = "nvmlShutdown"
 
     def open(self) -> None:
+        """Load the library, find the GPUs and probe once what each of them can tell."""
         self.expect_driver("NVIDIA", Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
         try:
             nvml = importlib.import_module("pynvml")
@@ -193,6 +194,7 @@ class AmdSmiSource(_Library):
     end = "amdsmi_shut_down"
 
     def open(self) -> None:
+        """Load the library, find the packages and probe once what each can tell."""
         self.expect_driver("AMD compute", Path("/dev/kfd"))
         # The library prints advice on import, which would land in the middle of a user's output. Sources open at the same time, in threads
         # of one process: were another one's output held back as well, the two could put it back in the wrong order.

@@ -60,6 +60,7 @@ class MegatronGPT(nn.Module):
             self._start(config, seed, name, parameter, tp)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy in nats, or hidden states."""
         positions = None
         if self.first:
             positions = torch.arange(x.shape[1], device=x.device).expand_as(x)

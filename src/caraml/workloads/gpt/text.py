@@ -61,13 +61,16 @@ class PreparedText:
     vocab_size: int
     """Every token id is below it."""
     tokenizer: Path
+    """One file, readable by ``tokenizers``."""
     end_of_text: int
     """The id that ends each document."""
     provenance: dict[str, Any]
+    """What it was made from and by."""
 
     @classmethod
     def read(cls, prefix: Path) -> PreparedText:
-        """The corpus at ``prefix``, from its ``.json``. Raises ``InputError`` if that is not what :func:`prepare_text` writes."""
+        """The corpus at ``prefix``, from its ``.json``. Raises ``InputError`` if there is none, or it is not what
+        :func:`prepare_text` writes."""
         path = corpus_file(prefix, ".json")
         hint = "prepare the text with `caraml data prepare text`"
         meta = read_table(path)

@@ -58,7 +58,7 @@ class ImageSamples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
         augmented: bool = True,
         reduced_decoding: bool = True,
     ) -> None:
-        """Samples of ``size`` x ``size`` pixels.
+        """Samples of ``size`` x ``size`` pixels. Each image is read ``passes`` times in an epoch, each time with another crop.
 
         ``on_damaged``: ``fail`` stops at a damaged file and names it; ``skip`` takes the next image instead, and counts and names it.
         Without ``augmented`` the crop is the central one, never mirrored: what validation looks at. Without ``reduced_decoding`` the pixels
@@ -172,8 +172,8 @@ class HeldOut:
 
 
 def normalize_images(batch: torch.Tensor, memory_format: torch.memory_format = torch.channels_last) -> torch.Tensor:
-    """``(batch / 255 - mean) / std`` by ImageNet's mean and deviation, float32 (B, 3, H, W), of a batch of uint8, which crosses to the
-    device in a quarter of the time."""
+    """``(batch / 255 - mean) / std`` by ImageNet's mean and deviation, float32 (B, 3, H, W), of a batch of uint8, on the device that it
+    is on: so it has crossed to that in a quarter of the time."""
     shift, factor = _normalisation(batch.device)
     return batch.to(torch.float32, memory_format=memory_format).sub_(shift).mul_(factor)
 

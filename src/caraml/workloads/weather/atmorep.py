@@ -221,6 +221,7 @@ class AtmoRep(nn.Module):
     def forward(
         self, tokens: Mapping[str, torch.Tensor], facts: Mapping[str, torch.Tensor], masked: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
+        """Predictions for the masked tokens of each field."""
         branches = {name: cast(FieldBranch, branch) for name, branch in self.branches.items()}
         x = {name: branch.embedded(tokens[name], facts[name]) for name, branch in branches.items()}  # (B, N, D) each
         depths = []

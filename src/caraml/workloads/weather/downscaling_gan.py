@@ -222,7 +222,8 @@ def gradient_penalty(critic: nn.Module, fake: torch.Tensor, real: torch.Tensor, 
     """How far the critic's slope is from 1 between real and made fields: the mean of ``(|gradient| - 1)^2``.
 
     Gulrajani et al., arXiv 1704.00028, as the application has it: |.| is the root of the *mean* square over points, and ``mix``
-    (B, 1, 1, 1) is drawn from a normal distribution. The slope is taken at ``real + mix * (fake - real)``; no gradient goes into these.
+    (B, 1, 1, 1) is drawn from a normal distribution. The slope of ``critic``, from fields (B, 1, H, W) to scores (B, 1), is taken
+    at ``real + mix * (fake - real)``; no gradient goes into these.
     """
     between = (real + mix * (fake - real)).detach().requires_grad_()
     (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)

@@ -41,8 +41,15 @@ INPUTS: dict[str, tuple[str, ...]] = {
 }
 TARGETS: dict[str, tuple[str, ...]] = {"sw": ("column", "half_level", "direction"), "hr_sw": ("column", "level", "one")}
 LENGTHS = {
-    **{"scalar": 17, "level": LAYERS, "half_level": HALF_LEVELS, "interlevel": LAYERS - 1},
-    **{"column_feature": 27, "half_level_feature": 2, "interlevel_feature": 1, "one": 1, "direction": 2},
+    "scalar": 17,
+    "level": LAYERS,
+    "half_level": HALF_LEVELS,
+    "interlevel": LAYERS - 1,
+    "column_feature": 27,
+    "half_level_feature": 2,
+    "interlevel_feature": 1,
+    "one": 1,
+    "direction": 2,
 }
 LAYOUT = Layout({**INPUTS, **TARGETS}, LENGTHS)
 INPUT_SHAPES = {name: tuple(LENGTHS[one] for one in dimensions[1:]) for name, dimensions in INPUTS.items()}

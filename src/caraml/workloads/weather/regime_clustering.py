@@ -324,7 +324,8 @@ def clustering_step(
     tools: StepTools, *, network: Any, optimizer: torch.optim.Optimizer, bank: MemoryBank, steps_per_epoch: int, seed: int
 ) -> Callable[[], torch.Tensor]:
     """The step: at the start of an epoch of so many steps cluster the bank anew, by first centroids of the ``seed``, then learn the
-    clusters of one batch's two crops. The network gives features (B, D) and scores per head, and has ``prototypes``, a layer per head."""
+    clusters of one batch's two crops. The bank has a place for every sample that this rank sees in an epoch. The network gives features
+    (B, D) and scores per head, and has ``prototypes``, a layer per head."""
     wrapped, done = tools.wrap(network), 0
 
     def both(net: Any, batch: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
