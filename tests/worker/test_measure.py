@@ -892,6 +892,24 @@ def test_a_loop_that_is_too_short_for_its_window_says_so(tmp_path: Path) -> None
     assert len(read_table(Store(tmp_path).folder(m.record) / m.record.files["steps"])["step"]) == steps
 
 
+@pytest.mark.parametrize("inside", [0, 2])
+def test_what_is_done_after_a_loop_that_is_short_for_its_window_is_no_training(
+    inside: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("caraml.engine.loop.warm_up_over", lambda seconds, *others: len(seconds) >= 10)
+    with caraml.measure("short", out=tmp_path, policy=QUICK.model_copy(update={"min_seconds": 5.0})) as m:
+        while m._loop._look != m._loop._look_at_window or m._loop._timer.launched < inside:
+            time.sleep(0.002)
+            m.step(1)
+        time.sleep(0.2)
+    record = only(tmp_path)
+    rows = read_table(Store(tmp_path).folder(record) / record.files["steps"])
+    over = rows["start"][-1] + rows["seconds"][-1]
+    assert "not_steady" in record.flags and rows["phase"].count("after") == inside
+    assert all(phase.end <= over for phase in record.phases if phase.name != "idle_after")
+    assert record.value("training_time") == pytest.approx(over - rows["start"][0], abs=0.1)
+
+
 @pytest.mark.parametrize("items", [2.5, True, "8", float("nan"), None, torch.tensor(4), 10**16])
 def test_items_that_are_no_whole_number_of_the_host(tmp_path: Path, items: Any) -> None:
     with pytest.raises(InputError, match="expected a whole number of items above 0"):

@@ -176,9 +176,10 @@ class OwnLoop:
     def _gathered(self, *, last: bool) -> list[RankSummary]:
         """What all ranks measured. Collective."""
         mine, run = self._loop.summary(), (self._run_began, time.monotonic() if self._left is None else self._left)
-        over = mine.end - self._log.origin  # what the loop does after its window is no part of it, nor what was done after its last step
-        phases = [phase.model_copy(update={"end": min(phase.end, over)}) if phase.start < over else phase for phase in self._log.so_far]
-        self._told = run[1] - run[0], phases
+        row = mine.rows[-1]  # after the window where that is the second half of the warm-up
+        over = max(mine.end, row.start + row.seconds) - self._log.origin  # what the loop does after that is no part of its phases
+        cut = [phase.model_copy(update={"end": min(phase.end, over)}) for phase in self._log.so_far if phase.start < over]
+        self._told = run[1] - run[0], [*cut, *(phase for phase in self._log.so_far if phase.name == "idle_after")]
         mine.items = self._items
         # A peak that was there before is that of something earlier in the process.
         peaks = [now if now is not None and now > (before or 0) else None for now, before in zip(self._peaks(), self._before, strict=True)]
