@@ -178,8 +178,8 @@ class OwnLoop:
         mine, run = self._loop.summary(), (self._run_began, time.monotonic() if self._left is None else self._left)
         row = mine.rows[-1]  # after the window where that is the second half of the warm-up
         over = max(mine.end, row.start + row.seconds) - self._log.origin  # what the loop does after that is no part of its phases
-        cut = [phase.model_copy(update={"end": min(phase.end, over)}) for phase in self._log.so_far if phase.start < over]
-        self._told = run[1] - run[0], [*cut, *(phase for phase in self._log.so_far if phase.name == "idle_after")]
+        loop, idle = ([one for one in self._log.so_far if (one.name == "idle_after") == after] for after in (False, True))
+        self._told = run[1] - run[0], [one.model_copy(update={"end": min(one.end, over)}) for one in loop if one.start < over] + idle
         mine.items = self._items
         # A peak that was there before is that of something earlier in the process.
         peaks = [now if now is not None and now > (before or 0) else None for now, before in zip(self._peaks(), self._before, strict=True)]
