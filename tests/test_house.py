@@ -129,7 +129,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_920,
-    "base": 3_035,
+    "base": 3_038,
     "campaign": 1_650,
     "cli": 1_621,
     "data": 781,

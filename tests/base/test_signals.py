@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -85,11 +86,14 @@ def test_in_another_thread_nothing_is_changed() -> None:
 
 
 @pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[int]:
-    """The signals that would have ended this process."""
+def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[queue.Queue[int]]:
+    """The signals that would have ended this process. Under ``nohup`` one of them is ignored."""
     found: queue.Queue[int] = queue.Queue()
     monkeypatch.setattr(signals, "_end_by", found.put)
-    return found
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield found
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_termination_waits_for_what_is_to_be_done(ends: queue.Queue[int]) -> None:

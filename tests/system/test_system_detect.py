@@ -228,7 +228,7 @@ def test_amd_gpus_of_others_are_not_counted(tree: Tree, nvml: Install, monkeypat
     monkeypatch.delenv("CARAML_DEVICE")
     said = [check.found for check in _accelerators(detect(root), root) if check.name == "driver of AMD GPU"]
     assert said == [f"4 cannot be opened: {', '.join(f'/dev/dri/renderD{128 + card}' for card in range(4))}"]
-    monkeypatch.setattr("caraml.system.families.family._usable", lambda node: node.name != "kfd")
+    monkeypatch.setattr("caraml.system.families.family.opens", lambda node: node.name != "kfd")
     assert amd_gpus(root) == Shown((), ("/dev/kfd",), "/dev/kfd"), "without it no card can be computed on"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -162,6 +161,8 @@ def _terminate(number: int) -> None:
 
 def _end_by(number: int) -> None:
     """End this process by a signal, as if nobody had handled it; from any thread, where ``signal.signal`` may not be called."""
+    import ctypes
+
     default = ctypes.CDLL(None).signal
     default.argtypes, default.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
     default(number, None)
@@ -198,6 +199,8 @@ def die_with_parent() -> None:
     """
     if not sys.platform.startswith("linux"):
         return
+    import ctypes
+
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended while we asked
