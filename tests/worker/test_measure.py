@@ -289,6 +289,34 @@ def test_a_record_that_cannot_be_written_early_ends_no_loop(
     assert only(tmp_path / "b").status == "ok" and "its record is as it was when the window closed" in capsys.readouterr().err
 
 
+def test_a_thread_that_goes_on_waits_for_the_one_whose_step_closes_the_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several ranks: it would ask the others for what they measured while they are told of it, and nobody would answer."""
+    asked, known, gather = threading.Event(), threading.Event(), own_loop.gathered
+    calls = list[str]()
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        calls.append(threading.current_thread().name)
+        asked.set()
+        known.wait(0.3)
+        return gather(*arguments, **named)
+
+    monkeypatch.setattr(own_loop, "ranks_in_use", Twins)
+    monkeypatch.setattr(own_loop, "gathered", slow)
+
+    def go_on() -> None:
+        while m.step(1):
+            time.sleep(0.005)
+
+    with caraml.measure("threads", out=tmp_path, policy=QUICK) as m:
+        closes = threading.Thread(target=go_on, name="closes")
+        closes.start()
+        assert asked.wait(60)
+        assert not m.step(1)
+        assert calls == ["closes"]
+        closes.join()
+    assert only(tmp_path).status == "ok"
+
+
 def test_a_loop_that_a_thread_goes_on_with_has_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its block may end while the thread writes it early: one measurement would be two repeats."""
     begun, over, make = threading.Event(), threading.Event(), measure_record.make_record

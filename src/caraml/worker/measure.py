@@ -112,7 +112,8 @@ class OwnLoop:
         """A step has ended, with ``items`` items on this rank. False once enough was measured: the loop may then end, or go on."""
         if self.done:
             if not (self._tried or self._ended or self._ranks.rank):  # the loop goes on, to whatever end
-                self._keep_while_it_goes_on()
+                with self._one_at_a_time:  # once a thread whose step closed the window has heard what all ranks measured
+                    self._keep_while_it_goes_on()
             return False
         if not isinstance(items, Integral) or isinstance(items, bool) or not 1 <= items <= COUNT // self._ranks.world:
             hint = "m.step(len(batch)), or int(...) of a number that the host has"
