@@ -23,6 +23,7 @@ from caraml.power.energy import boundary_energy
 from caraml.power.merge import displaced, merge, over_nodes
 from caraml.power.model import Boundary, Channel, ChannelEnergy, Kind, Reading, WindowEnergy
 from caraml.power.source import SourceUnavailable, create
+from caraml.power.sources.csvfile import CsvSource
 from tests.fakes.power.sensors import channel
 
 
@@ -239,6 +240,28 @@ def test_meters_of_one_file_name_are_told_apart(tmp_path: Path) -> None:
         now = time.monotonic()
     node = meter.energy("w", now - 50, now - 10).boundaries["node_ac"]
     assert (node.mean_w, node.mean_va) == (pytest.approx(500), pytest.approx(625)) and len(set(node.channels)) == 2
+
+
+@pytest.mark.parametrize(("ahead", "words"), [(-3.0, None), (0.9, None), (3.0, "3 s later"), (40.0, "40 s later")])
+def test_a_meter_whose_clock_is_ahead_is_not_read(tmp_path: Path, ahead: float, words: str | None) -> None:
+    """What it logged before the window was taken for the window's power."""
+    file, now = tmp_path / "pdu.csv", time.time()
+    file.write_text("time,power_w\n" + "".join(f"{now - 60 + second + ahead},400\n" for second in range(61)))
+    with Meter([f"csv:{file}"]) as meter:
+        assert [words in reason for reason in meter.reasons] == [True] if words is not None else not meter.reasons
+
+
+def test_a_node_whose_clock_is_set_back_meanwhile_reads_no_row_of_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, now = tmp_path / "pdu.csv", time.time()
+    file.write_text("time,power_w,apparent_va\n" + "".join(f"{now - 60 + second},400,500\n" for second in range(61)))
+    source = CsvSource(file)
+    source.open()
+    assert len(source.read()) == 2 * 61
+    monkeypatch.setattr(time, "time", lambda: now - 40)
+    with file.open("a") as out:
+        out.write(f"{now + 1},400,500\n")
+    (found,) = source.read()
+    assert found.value is None and "41 s later than this node's clock" in (found.error or "")
 
 
 @pytest.mark.parametrize("outlet", ["", "left"])

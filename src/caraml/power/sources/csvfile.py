@@ -3,7 +3,8 @@
 The first line names the columns. One is the time, ``time`` or ``timestamp``: seconds since 1970 or ISO 8601 with an
 offset. One is the value, with its unit in the name: ``power_w``, ``power_kw``, ``energy_j``, ``energy_wh``,
 ``energy_kwh``. Two more are allowed: ``channel``, if there are several outlets, and ``apparent_va``, apparent power beside
-the value. Times are the writer's: its clock must agree with this node's, and how well it does is not known here.
+the value. Times are the writer's: its clock must agree with this node's. A row that is from later than now shows that it does not, and
+counts as none; a clock that is behind cannot be told from a writer that is slow.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ VALUES: dict[str, tuple[Kind, float]] = {
 }
 DEFAULT_PERIOD_S = 1.0
 APPARENT = "apparent_va"
+AHEAD_S = 1.0
+"""By how much a row may seem to be from later than now [s]: some writers round to whole seconds."""
 _BROKEN = (ValueError, IndexError, OverflowError, csv.Error)
 """What rows raise that are not text, have too few cells, or hold no number."""
 
@@ -80,6 +83,8 @@ class CsvSource(SensorGroup):
             raise SourceUnavailable(f"{self._path} names no outlet yet", "start the logger first: a row of every outlet must be there")
         if not self._channels:
             self._channel("")
+        if ahead := next((reading.error for reading in reversed(readings) if reading.value is None), None):
+            raise SourceUnavailable(f"{self._path}: {ahead}", "have both clocks set by the same servers (NTP)", kind="unreadable")
         self._waiting = readings
 
     def _columns(self) -> tuple[int, int, int | None]:
@@ -141,7 +146,8 @@ class CsvSource(SensorGroup):
     def _new_rows(self) -> list[Reading]:
         """Readings of the complete lines that were added since the last look."""
         rows = list(csv.reader(self._new_text().splitlines()))
-        offset = time.monotonic() - time.time()
+        now = time.monotonic()
+        offset = now - time.time()
         when, what, where = self._columns() if self._header else (0, 0, None)
         scale = VALUES[self._header[what]][1] if self._header else 1.0
         beside = self._header.index(APPARENT) if APPARENT in self._header else None
@@ -161,9 +167,13 @@ class CsvSource(SensorGroup):
         for outlet, at, value, va in parsed:
             if at > self._newest.get(outlet, float("-inf")):
                 self._newest[outlet] = at
-                readings.append(Reading(self._channels[outlet].id, at, at, value))
+                name = self._channels[outlet].id
+                if at > now + AHEAD_S:
+                    readings.append(Reading(name, now, now, None, f"a row is from {at - now:.3g} s later than this node's clock says"))
+                    continue
+                readings.append(Reading(name, at, at, value))
                 if va is not None:
-                    readings.append(Reading(f"{self._channels[outlet].id}:va", at, at, va))
+                    readings.append(Reading(f"{name}:va", at, at, va))
         return readings
 
     def channels(self) -> list[Channel]:
