@@ -94,22 +94,26 @@ def _staging(run: Measured) -> Metric:
 
 
 def is_input_bound(point: Point, metrics: Mapping[str, Metric]) -> bool:
-    """Whether faster input would have made this run faster: waits for batches took more than :data:`INPUT_BOUND_SHARE` of the window. An
-    accelerator's host only waits so long where input is slower than the device, by however little."""
+    """Whether faster input would have made this run faster: waits for batches took more than :data:`INPUT_BOUND_SHARE` of the window. Of an
+    accelerator by however little, and not at all where each wait is shorter than what its host is ahead."""
     wait = metrics["data_wait_share"].value
     return point.mode == "train" and wait is not None and wait > INPUT_BOUND_SHARE
 
 
 def without_wait(throughput: Metric, wait: float | None, trained: bool, behind: bool = False, alone: bool = True) -> Metric:
     """Throughput of the same steps without the waits for batches, and what that says of the run. A device that works ``behind`` the host's
-    back may have worked during the waits: then it is the most that the throughput would have been, if it is ``alone``."""
+    back may have worked during the waits: then it is the most that the throughput would have been, if it is ``alone``. Several may lose
+    less or more than the rank that waits longest: nothing is said of what bounds them."""
     if throughput.value is None or wait is None or not trained or wait >= 1:
         return Metric(value=None, unit=throughput.unit, reason="only mode train both waits and computes")
     kind = "input-bound" if wait > INPUT_BOUND_SHARE else "compute-bound"
     most = "; the device may have worked meanwhile, so this is the most without the wait" if behind else ""
-    if behind and not alone:
-        most = "; the devices may have worked meanwhile, and may have waited for one another's input in other steps: see mode compute"
     reason = f"{kind}: {100 * wait:.2g} % of the window was spent waiting for batches{most}"
+    if behind and not alone:
+        reason = (
+            f"the rank that waits longest spent {100 * wait:.2g} % of the window waiting for batches; the devices may have worked "
+            "meanwhile, and may have waited for one another's input in other steps: see mode compute"
+        )
     return Metric(value=throughput.value / (1 - wait), unit=throughput.unit, reason=reason)
 
 
