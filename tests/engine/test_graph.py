@@ -315,3 +315,28 @@ def test_batches_with_other_things_in_them_leave_the_graph() -> None:
     for k in itertools.chain([1] * (1 + ASIDE + 2), [2, 1]):
         run(iter([{"x": torch.ones(1), "k": k}]))
     assert seen == [1] * (1 + ASIDE) + [-1, -1, 2, -1] and told["left"] == 1
+
+
+def test_a_compiled_model_sees_buffers_laid_out_as_its_batches() -> None:
+    """Torch's compiler looks at strides: with others it would compile within the capture, which a GPU does not permit."""
+    tokens, one = torch.arange(10).view(2, 5), torch.arange(2)[:, None].expand(2, 3)
+    batches = [(tokens[:, :-1], tokens[:, 1:].t(), one), (1 + tokens[:, :-1], 1 + tokens[:, 1:].t(), 1 + one)]
+    seen = list[list[tuple[int, ...]]]()
+
+    def passes(taken: Iterator[Any]) -> torch.Tensor:
+        (batch,) = taken
+        seen.append([part.stride() for part in batch])
+        return sum(part.sum() for part in batch) + torch.zeros(())
+
+    class Replayed(Timed):
+        def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+            self.work, self.found = work, torch.zeros(())
+            return self.found
+
+        def replay(self) -> None:
+            self.found.copy_(self.work())
+
+    run = GraphedPasses(passes, torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]), "on", Replayed(1, 1, 1), told := {})
+    losses = [float(run(iter([batches[index % 2]]))) for index in range(STEPS)]
+    assert losses == [float(sum(part.sum() for part in batches[index % 2])) for index in range(STEPS)] and told["left"] == 0
+    assert seen[-1][:2] == seen[0][:2] == [(5, 1), (1, 5)], "a part of a tensor is no tensor of its own"

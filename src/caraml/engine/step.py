@@ -316,7 +316,7 @@ class GraphedPasses:
 
     def _captured(self, batches: Iterator[Any]) -> torch.Tensor:
         """Capture the passes over copies of these batches, and replay them once."""
-        self._static = [pytree.tree_map_only(torch.Tensor, torch.clone, batch) for batch in batches]
+        self._static = [pytree.tree_map_only(torch.Tensor, _like, batch) for batch in batches]
         groups = [group for group in self._optimizer.param_groups if "capturable" in group]
         try:
             for group in groups:  # torch asks for it; a fused update is the same with and without
@@ -370,6 +370,15 @@ class GraphedPasses:
     def _leave(self, why: str) -> None:
         self._act = self._passes
         self.told |= {"used": False, "why": why}
+
+
+def _like(values: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, which ``clone`` does not keep of a part of a tensor: a compiled model would be compiled anew for
+    others, within the capture."""
+    if any(stride == 0 and size > 1 for size, stride in zip(values.shape, values.stride(), strict=True)):
+        return values.clone()  # several numbers in one place: nothing is copied into that
+    kept = torch.empty_strided(values.shape, values.stride(), dtype=values.dtype, device=values.device)
+    return kept.copy_(values, non_blocking=True)
 
 
 def _copied(static: Any, batch: Any) -> bool:
