@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +16,16 @@ from caraml.power import Meter
 from caraml.power.__main__ import main, measure, watch
 from caraml.power.sampler import available_sources
 from caraml.power.source import POWER_SOURCES
+from tests.fakes.power.meter import logged
 
 
 @pytest.fixture
-def pdu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A meter that logs on for a minute, chosen beside a sensor that is not here."""
-    now, file = time.time(), tmp_path / "pdu.csv"
-    file.write_text("time,power_w,apparent_va\n" + "".join(f"{now + second},200,250\n" for second in range(-3, 60)))
+def pdu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A meter that logs, chosen beside a sensor that is not here."""
+    file = tmp_path / "pdu.csv"
     monkeypatch.setenv(POWER_SOURCES, f" csv:{file}, rapl,")
-    return f"csv:{file}"
+    with logged(file, "time,power_w,apparent_va", "200,250"):
+        yield f"csv:{file}"
 
 
 @pytest.mark.processes
@@ -49,9 +50,9 @@ def test_what_is_here_has_it_too(pdu: str, capsys: pytest.CaptureFixture[str], m
     assert lines[pdu]["readable"] and [channel["kind"] for channel in lines[pdu]["channels"]] == ["power_mean", "apparent_va"]
     assert main(["sources"]) == 0
     said = capsys.readouterr().out
-    assert f"{pdu} ok" in said and f"({pdu}), taken to have a new value every 1000 ms" in said, "its rows tell, where the power stays"
+    assert f"{pdu} ok" in said and f"({pdu}), taken to have a new value every 200 ms" in said, "its rows tell, where the power stays"
     (check,) = [check for check in power_checks([lines[pdu]]) if check.name == f"power: {pdu}"]
-    assert check.found == "pdu.csv (node_ac power_mean, taken to have a new value every 1000 ms)"
+    assert check.found == "pdu.csv (node_ac power_mean, taken to have a new value every 200 ms)"
 
 
 def told(*lines: tuple[str, bool, bool, bool]) -> dict[str, tuple[str, str, str | None]]:

@@ -23,6 +23,7 @@ from caraml.power.model import BoundaryEnergy, WindowEnergy, window_from_dict
 from caraml.power.result import CommandResult, Format, downsampled, read_readings, svg, write_hdf5
 from caraml.power.source import check_methods, source_names
 from caraml.power.store import ReadingStore
+from tests.fakes.power.meter import logged
 
 MODULES = Path(__file__).resolve().parents[1] / "fakes" / "power" / "modules"
 UNTIL = "n=0; until {} || [ $n -gt 3000 ]; do n=$((n + 1)); sleep 0.05; done"
@@ -92,11 +93,9 @@ def test_other_formats_hold_the_same_readings(tmp_path: Path, fmt: str) -> None:
 @pytest.mark.parametrize("fmt", ["csv", "json", "parquet"])
 def test_every_raw_reading_has_its_unit(tmp_path: Path, fmt: Format) -> None:
     """Counters, watts and volt-amperes are in one file, and a name of an outlet may have a comma."""
-    now, meter, counter = time.time(), tmp_path / "power.csv", tmp_path / "energy.csv"
-    seconds = range(-3, 60)
-    meter.write_text("time,channel,power_w,apparent_va\n" + "".join(f'{now + second},"left, upper",200,250\n' for second in seconds))
-    counter.write_text("time,energy_wh\n" + "".join(f"{now + second},{10 + second / 100}\n" for second in seconds))
-    measure(["true"], methods=[f"csv:{meter}", f"csv:{counter}"], out=tmp_path / "out", fmt=fmt)
+    meter, counter = tmp_path / "power.csv", tmp_path / "energy.csv"
+    with logged(meter, "time,channel,power_w,apparent_va", '"left, upper",200,250'), logged(counter, "time,energy_wh", "{number}"):
+        measure(["true"], methods=[f"csv:{meter}", f"csv:{counter}"], out=tmp_path / "out", fmt=fmt)
     file = tmp_path / "out" / result_of(tmp_path / "out")["readings"]
     if fmt == "parquet":
         import duckdb

@@ -652,14 +652,14 @@ def test_the_password_of_a_controller_goes_to_nobody_else(monkeypatch: pytest.Mo
 def test_of_a_long_csv_file_the_header_and_the_end_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A logger may have run for a year."""
     path, now = tmp_path / "meter.csv", time.time()
-    path.write_text("time,power_w\n" + "".join(f"{now - 1000 + i},{i}.0\n" for i in range(1000)))
+    path.write_text("time,power_w\n" + "".join(f"{now - 1100 + i},{i}.0\n" for i in range(1000)))
     monkeypatch.setattr("caraml.power.sources.csvfile.LOG_END", 500)
     source = create(f"csv:{path}")
     source.open()
     values = [reading.value for reading in source.read()]
     assert 10 < len(values) < 40 and values[-1] == 999 and values == sorted(values, key=float)  # type: ignore[arg-type]
     with path.open("a") as file:
-        file.writelines(f"{now + i},{1000 + i}.0\n" for i in range(1, 100))
+        file.writelines(f"{now - 100 + i},{1000 + i}.0\n" for i in range(1, 100))
     later = [reading.value for _ in range(10) for reading in source.read()]
     assert later == [1000.0 + i for i in range(1, 100)], "what comes while it is read is read whole, piece by piece"
     with path.open("a") as file:

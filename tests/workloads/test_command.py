@@ -41,6 +41,7 @@ from caraml.worker.command import COMMAND, Command, CommandWorker
 from caraml.worker.command_record import Ran, Sensors, how_it_ran, read_metrics
 from caraml.workloads.command import MetricSpec, Params, filled
 from tests.conftest import MakePoint
+from tests.fakes.power.meter import logged
 
 METRIC = 'metrics = { x = { pattern = "x=(.*)", unit = "s" } }'
 HEAD = 'name = "c"\ntitle = "C"\n[[benchmark]]\nname = "p"\nworkload = "command"\n'
@@ -330,13 +331,12 @@ def test_a_program_without_marks_needs_no_worker_and_its_record_says_the_same(
 def test_a_program_whose_node_alone_has_a_meter_shows_the_node_s_energy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: bool
 ) -> None:
-    now = time.time()
     meter = tmp_path / "pdu.csv"
-    meter.write_text("time,power_w,apparent_va\n" + "".join(f"{now + seconds / 5:.3f},200,250\n" for seconds in range(-50, 600)))
     monkeypatch.setenv("CARAML_POWER", f"csv:{meter}")
     if worker:
         monkeypatch.setattr(Campaign, "is_light", lambda *_: False)
-    (record,) = run(tmp_path, 'params = { argv = ["sleep", "0.5"], item = "image", items = 10 }\nmeasure = { idle_seconds = 0 }')
+    with logged(meter, "time,power_w,apparent_va", "200,250"):
+        (record,) = run(tmp_path, 'params = { argv = ["sleep", "0.5"], item = "image", items = 10 }\nmeasure = { idle_seconds = 0 }')
     assert record.window is not None and record.value("node_energy") == pytest.approx(200 * record.window.seconds)
     assert record.value("node_mean_apparent_power") == pytest.approx(250) and record.value("power_factor") == pytest.approx(0.8)
     known = unknown_energy(record, [record])
