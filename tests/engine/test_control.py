@@ -87,10 +87,21 @@ def test_the_window_says_which_changes_it_could_see() -> None:
 
 def test_looks_are_rare_beside_the_steps() -> None:
     assert steps_until_next_look([], 0) == 1
-    assert steps_until_next_look([0.01] * 30, 30) == 50
+    assert steps_until_next_look([1 / 128] * 30, 0) == steps_until_next_look([1 / 128] * 70, 70) == 64
     assert steps_until_next_look([3.0] * 5, 5) == 1
-    assert steps_until_next_look([1e-5] * 30, 30) == 1000
+    assert steps_until_next_look([1e-5] * 2000, 2000) == 1000
     assert steps_until_next_look([1.0] * 400, 400) == 20
+
+
+@pytest.mark.parametrize("steps", [[0.001] + [0.2] * 999, [0.001, 0.001, 0.001, 2.0] * 250, [0.5] * 20 + [0.001] * 980])
+def test_a_look_does_not_wait_long_for_steps_unlike_most(steps: list[float]) -> None:
+    """Of some that were short by luck, half a second's worth may take minutes."""
+    launched = looks = 0
+    while launched < len(steps):
+        more, so_far = steps_until_next_look(steps[:launched], launched), sum(steps[:launched])
+        assert sum(steps[launched : launched + more]) <= max(1.0, 0.1 * so_far) + max(steps)
+        launched, looks = launched + more, looks + 1
+    assert looks <= max(sum(steps) / 0.25, 60)
 
 
 def test_a_first_step_that_waits_for_its_launch_is_no_settling() -> None:

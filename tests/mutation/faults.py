@@ -364,7 +364,13 @@ FAULTS = [
         "(precise and enough",
         (T_CONTROL,),
     ),
-    Fault("every step is looked at", CONTROL, "return max(1, min(by_time, 1000), launched // 20)", "return 1", (T_CONTROL,)),
+    Fault(
+        "every step is looked at",
+        CONTROL,
+        "return max(1, min(by_time, launched or 1000, 1000), launched // 20)",
+        "return 1",
+        (T_CONTROL,),
+    ),
     Fault(
         "data wait is not counted",
         "engine/steps.py",

@@ -38,16 +38,17 @@ class Verdict:
 
 
 def steps_until_next_look(seconds: Series, launched: int) -> int:
-    """How many steps to launch before looking again: about ``LOOK_EVERY``, and never under a twentieth of what was launched already.
+    """How many steps to launch before looking again: about ``LOOK_EVERY``, no more than were launched already, and never under a twentieth
+    of those.
 
-    The second rule keeps the number of looks low: every look at a growing sample is one more chance to stop on a lucky one.
+    Few steps may be short that others are not like: from a queue that was full at first, or on a machine that others load since. The last
+    rule keeps the number of looks low: every look at a growing sample is one more chance to stop on a lucky one.
     """
     if not len(seconds):
         return 1
-    recent = sorted(seconds[-20:])
-    median = recent[len(recent) // 2]
-    by_time = int(LOOK_EVERY / median) if median > 0 else 1000
-    return max(1, min(by_time, 1000), launched // 20)
+    mean = float(np.mean(seconds[-20:]))
+    by_time = int(LOOK_EVERY / mean) if mean > 0 else 1000
+    return max(1, min(by_time, launched or 1000, 1000), launched // 20)
 
 
 def warm_up_over(seconds: Series, elapsed: float, policy: Policy, at_least: float = 0.0) -> bool:
