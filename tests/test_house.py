@@ -133,7 +133,7 @@ LINES = {
     "campaign": 1_650,
     "cli": 1_621,
     "data": 781,
-    "engine": 5_057,
+    "engine": 5_071,
     "launch": 1_867,
     "metrics": 1_004,
     "power": 4_863,

@@ -191,9 +191,22 @@ class CudaGraph:
 
     def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Record the work without doing it; the tensor that each replay will fill. Other threads, as a loader's that pins memory, may use
-        the device meanwhile."""
-        with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
-            return work()
+        the device meanwhile. Raises ``RuntimeError`` where the work cannot be captured; torch 2.11 then leaves stream, allocator and
+        random numbers in the state of the capture, where they are of no use: all three are put back."""
+        index, pool = self._device.index or 0, torch.cuda.graph_pool_handle()
+        numbers = torch.cuda.default_generators[index].clone_state()
+        try:
+            with (
+                torch.cuda.stream(torch.cuda.current_stream(self._device)),
+                torch.cuda.graph(self._graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"),
+            ):
+                return work()
+        except RuntimeError as error:
+            torch.cuda.default_generators[index].graphsafe_set_state(numbers)
+            with suppress(RuntimeError):  # a newer torch has ended it
+                torch._C._cuda_endAllocateToPool(index, pool)
+            first = error.__context__  # the end of the capture fails, too, and says no more than that
+            raise first if isinstance(first, RuntimeError) else error from None
 
     def replay(self) -> None:
         """Launch what was recorded, on the current stream."""

@@ -324,6 +324,7 @@ class GraphedPasses:
             self._loss = self._graph.capture(lambda: self._passes(iter(self._static)))
         except RuntimeError as error:
             self._optimizer.zero_grad(set_to_none=True)  # what the capture left there was never computed
+            self._graph.drop()
             self._leave(f"capture failed: {error}".splitlines()[0][:300])
             static, self._static = self._static, []
             return self._passes(iter(static))
