@@ -167,6 +167,21 @@ def of_sessions(sessions: int, count: int, works: int = 1, shift: float = 0.01, 
     return worse / count, float(np.mean(held))
 
 
+def of_hours(hours: int, count: int, shift: float = 0.01, kept: float = 6.0, seed: int = 0) -> tuple[float, float]:
+    """False "worse" and coverage where A is measured every hour for some hours, and B after it; the machine's state, which varies by
+    ``shift``, resembles that of the hour before, with a time constant of ``kept`` hours, and runs vary by 0.3 % besides."""
+    rng = np.random.default_rng(seed)
+    worse, held = 0, 0
+    for _ in range(count):
+        logs = shift * ar1(math.exp(-1 / kept))(rng, 2 * hours) + 0.003 * rng.standard_normal(2 * hours)
+        every = [replace(one, time=START + timedelta(hours=hour)) for hour, one in enumerate(runs(logs))]
+        ((_, _, ratio),) = ratios([(every[:hours], every[hours:])], "throughput")[0]
+        assert ratio is not None
+        worse += ratio.p_beyond() < FAMILIES["throughput"] and ratio.value < 1
+        held += holds(ratio, 1.0)
+    return worse / count, held / count
+
+
 def of_machines(machines: int, sessions: int, count: int, shift: float = 0.023, seed: int = 0) -> tuple[float, float]:
     """False "worse" and coverage where each side has machines of its own, which differ by ``shift``; sessions and runs vary by 0.3 %."""
     rng = np.random.default_rng(seed)
@@ -335,6 +350,7 @@ def of_shifts(so_many: Count) -> Rows:
         "one session each, sessions vary by 2 %": of_sessions(1, so_many(1000), shift=0.02),
         "twenty works in the same two sessions a side, which vary by 1 %": of_sessions(2, so_many(300), works=20),
         "twenty works in the same three sessions a side": of_sessions(3, so_many(300), works=20),
+        "a run an hour, five of A and then five of B, of a state kept for six hours that varies by 1 %": of_hours(5, so_many(1000)),
         "two machines that differ by 2.3 %, one session each": of_machines(1, 1, so_many(1000)),
         "two such machines, three sessions each": of_machines(1, 3, so_many(1000)),
         "three such machines a side, three sessions each": of_machines(3, 3, so_many(1000)),

@@ -165,6 +165,24 @@ def test_repeats_of_one_session_are_one_observation() -> None:
     assert "1.0% from session to session is assumed" in sentence
 
 
+def test_sides_measured_for_hours_one_after_the_other_had_not_one_state() -> None:
+    """Five runs of a side, an hour apart, then five of the other, of a state that varies by 1 % and is kept six hours: without the 1 %
+    16 % had a false "worse" (of twenty runs 26 %), and 69 % of the intervals (49 %) held the truth."""
+
+    def hourly(hours: range) -> list[Value]:
+        start = datetime(2026, 10, 1, tzinfo=UTC)
+        return [Value(1.0 + 0.001 * (hour % 2), 1e-4, host="here", time=start + timedelta(hours=hour)) for hour in hours]
+
+    def reach(a: range, b: range) -> float:
+        ((_, _, ratio),), sentence = ratios([(hourly(a), hourly(b))], "throughput")
+        assert ratio is not None and ("from session to session" in sentence) == (len(a) == 5)
+        return ratio.reach
+
+    assert reach(range(5), range(5, 10)) > 2 * math.sqrt(2) * SESSION_SD * 0.95
+    assert reach(range(2), range(2, 5)) < 0.02, "within a few hours they had"
+    assert reach(range(0, 20, 2), range(1, 20, 2)) < 0.01, "and so they had in turn"
+
+
 def test_another_machine_may_differ_by_as_much_as_single_runs() -> None:
     close = [1000.0, 1001.0, 999.0]
     other = on_day(5, close, software="new", system={"hostname": "elsewhere"})

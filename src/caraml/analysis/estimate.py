@@ -287,6 +287,12 @@ def _hours_apart(groups: Sequence[Sequence[Value]]) -> bool:
     return bool(times) and max(map(min, times)) - min(map(max, times)) >= SESSION_PAUSE
 
 
+def _one_after_the_other(groups: Sequence[Sequence[Value]]) -> bool:
+    """Whether groups were on the whole measured as far apart in time as two that fill a session, of the length of a pause, in turn."""
+    times = [fmean(one.time.timestamp() for one in group) for group in groups if group]
+    return bool(times) and max(times) - min(times) >= SESSION_PAUSE.total_seconds() / 2
+
+
 def observations(
     groups: Sequence[Sequence[Value]], known: bool, nights: Mapping[int, int], *, only_ratios: bool = False, apart: bool = False
 ) -> list[Observations | None]:
@@ -307,7 +313,7 @@ def observations(
             sessions.setdefault(number[id(one)], []).append(one)
     several = any(len(sessions) > 1 for sessions in by_session)
     hosts = {one.host for group in groups for one in group}
-    one_state = len(everywhere) < 2 and not (only_ratios and _hours_apart(groups))
+    one_state = len(everywhere) < 2 and not ((only_ratios and _hours_apart(groups)) or (apart and _one_after_the_other(groups)))
     assumed = (SESSION_SD if len(hosts) == 1 else SINGLE_RUN_SD) ** 2 if known and not several and not one_state else 0.0
     cells: list[Observations | None] = []
     for group, sessions in zip(groups, by_session, strict=True):

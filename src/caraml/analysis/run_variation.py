@@ -4,7 +4,8 @@ The interval in a record says how well its own window is known. It does not cont
 in memory, another temperature, another neighbour on the network. That shows only between repeats, so:
 
 * what counts as independent is a **session**: runs on one machine without a pause of ``SESSION_PAUSE``. Runs of one session are one
-  observation, their mean, unless all that is set against each other ran in one and the same session, whose state then cancels;
+  observation, their mean, unless all that is set against each other ran in one and the same session, whose state then cancels: of two
+  sides if they are less than half a pause apart on the whole, since a session may go on for days;
 * where some work was repeated, variances are learnt from all repeats together: how large they typically are, how alike those of different
   works are, and how much more the second side varies than the first. Works that vary alike speak for each other, others for themselves;
 * where no machine is on both sides, all runs on one are one session, on whatever days: its own share is the same in all of them;
