@@ -141,7 +141,7 @@ LINES = {
     "report": 4_859,
     "results": 3_186,
     "suite": 2_717,
-    "system": 3_508,
+    "system": 3_523,
     "verify": 1_061,
     "worker": 2_533,
     "workloads": 8_334,

@@ -29,7 +29,7 @@ from caraml.results.claim import launcher_plugins
 from caraml.system import families, host, nvml
 from caraml.system.detect import detect, environment
 from caraml.system.families.family import AUTOLOAD, CUDA, HIP, TorchBuild, amd_gpus
-from caraml.system.model import UNITS, DType, System, data_sheet
+from caraml.system.model import UNITS, DType, System, data_sheet, is_slice, sheet_of
 from caraml.workloads import workload_of, workload_plugins
 
 if TYPE_CHECKING:
@@ -168,9 +168,10 @@ def _accelerators(system: System, root: Path = Path("/")) -> list[Check]:
 
 def _peak(system: System) -> Check:
     model = system.devices[0].model
-    entry = data_sheet(model)
+    entry = sheet_of(system.devices[0])
     if isinstance(entry, str):
-        fix = None if system.device_class == "cpu" else "add a [[device]] with its source to caraml/system/catalog/peaks.toml"
+        known = system.device_class == "cpu" or is_slice(model) or not isinstance(data_sheet(model), str)
+        fix = None if known else "add a [[device]] with its source to caraml/system/catalog/peaks.toml"
         return Check("peak by data sheet", "warn", f"{entry}; MFU is against the measured peak only", fix)
     figures = ", ".join(f"{dtype} {value / 1e12:g}" for dtype, value in entry.flops_per_s.items())
     return Check("peak by data sheet", "ok", f"{model}: {figures} TFLOP/s dense")

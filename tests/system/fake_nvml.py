@@ -107,7 +107,7 @@ def fake_torch(*names: str, uuids: tuple[str, ...] = (), cuda: str | None = "13.
             major=9,
             minor=0,
             gcnArchName="gfx90a:sramecc+:xnack-",
-            multi_processor_count=100 + i,
+            multi_processor_count=108 + i,
         )
         for i, name in enumerate(names)
     ]

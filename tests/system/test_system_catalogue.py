@@ -10,12 +10,13 @@ import pytest
 
 from caraml.base.errors import InputError
 from caraml.base.toml import read_toml
+from caraml.doctor import _peak
 from caraml.reference import load
 from caraml.report.tables import system_rows
 from caraml.system import model as described
 from caraml.system.catalogue import list_systems, load_system
 from caraml.system.files import cpu_numbers
-from caraml.system.model import Cpu, DeviceModel, System
+from caraml.system.model import Cpu, DeviceKind, DeviceModel, System
 from caraml.worker.record import _datasheet
 
 
@@ -44,6 +45,22 @@ def peak(model: str, dtype: str) -> float | None:
         ("AMD Instinct MI355X OAM", "fp8", 5033.2e12),
         ("NVIDIA GB200", "bf16", 2.5e15),
         ("NVIDIA B300 SXM6 AC", "bf16", 2.25e15),
+        ("NVIDIA B200", "tf32", 1.125e15),
+        ("NVIDIA H20", "bf16", 148e12),
+        ("NVIDIA H20-3e", "fp8", 296e12),
+        ("NVIDIA H800", "bf16", 989.4e12),
+        ("NVIDIA H800 PCIe", "bf16", 756e12),
+        ("NVIDIA A800-SXM4-80GB", "bf16", 312e12),
+        ("NVIDIA A800 80GB PCIe", "tf32", 156e12),
+        ("NVIDIA RTX 6000 Ada Generation", "bf16", 364.2e12),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "bf16", 500e12),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "bf16", 503.8e12),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "bf16", 438.9e12),
+        ("AMD Instinct MI300X VF", "bf16", 1307.4e12),
+        ("Intel(R) Data Center GPU Max 1550", "bf16", 416e12),
+        ("Intel(R) Data Center GPU Max 1100", "fp16", 355.5e12),
+        ("GAUDI2", "bf16", 432e12),
+        ("GAUDI3", "fp16", 459e12),
     ],
 )
 def test_figures_are_dense(model: str, dtype: str, flops_per_s: float) -> None:
@@ -60,7 +77,11 @@ def test_figures_are_dense(model: str, dtype: str, flops_per_s: float) -> None:
         "AMD Instinct MI300A CPX",
         "AMD Instinct MI300A Accelerator",
         "AMD Instinct MI250X / MI250",
-        "NVIDIA RTX 6000 Ada Generation",
+        "NVIDIA RTX 5000 Ada Generation",
+        "NVIDIA H200 MIG 1g.18gb",
+        "NVIDIA GB10",
+        "NVIDIA RTX PRO 6000 Blackwell",
+        "GAUDI",
         "AMD EPYC 7742",
         "",
     ],
@@ -80,6 +101,8 @@ def test_every_entry_is_plausible() -> None:
     """Ratios that hold by design of the hardware; a sparse or a per-package figure would break them."""
     for entry in described.data_sheets():
         f = entry.flops_per_s
+        if entry.per == "hpu":  # engines of another design: bf16 is the fast format, fp16 has the rate of tf32
+            continue
         if "bf16" in f:
             assert f["bf16"] == f["fp16"], entry.model
         if "fp8" in f:
@@ -99,6 +122,35 @@ def test_figures_name_their_source() -> None:
     found = peak["bf16"]
     assert found.unit == "FLOP/s"
     assert found.source.endswith("(dense, per GCD)")
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "units", "said"),
+    [
+        ("AMD Instinct MI300X", "rocm", 304, None),
+        ("AMD Instinct MI300X", "rocm", None, None),
+        ("AMD Instinct MI300X", "rocm", 38, "304 are in the data sheet: a part of it"),
+        ("AMD Instinct MI300X VF", "rocm", 38, "304 are in the data sheet: a part of it"),
+        ("Intel(R) Data Center GPU Max 1550", "xpu", 512, None),
+        ("Intel(R) Data Center GPU Max 1550", "xpu", 1024, "512 are in the data sheet: several as one"),
+        ("Intel(R) Data Center GPU Max 1550", "xpu", 448, "512 are in the data sheet: a part of it"),
+        ("NVIDIA A100-SXM4-40GB", "cuda", 54, "108 are in the data sheet: a part of it"),
+        ("NVIDIA GB200", "cuda", 152, None),
+    ],
+)
+def test_a_device_with_other_multiprocessors_than_its_name_has_no_peak(
+    model: str, kind: DeviceKind, units: int | None, said: str | None
+) -> None:
+    """Partitions as torch alone shows them, both stacks of a card as one device, and a share under MPS have the whole one's name."""
+    device = DeviceModel(model=model, kind=kind, multiprocessors=units)
+    system = described.with_sheet(System(name="x", title="", devices_per_node=1, devices=(device,), cpu=Cpu(model="c")))
+    found, check = _datasheet(system, "bf16", 1), _peak(system)
+    if said is None:
+        assert found.value == peak(model, "bf16") and check.status == "ok"
+    else:
+        expected = f"torch counts {units} multiprocessors on {model!r}, {said}, or another version"
+        assert (found.value, found.reason, system.memory_bandwidth) == (None, expected, None)
+        assert (check.status, check.fix) == ("warn", None) and check.found.startswith(expected)
 
 
 @pytest.mark.parametrize(("devices", "expected"), [(1, 312e12), (2, None), (8, None)])

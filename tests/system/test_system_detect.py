@@ -276,7 +276,7 @@ def test_torch_completes_what_the_driver_tells(tree: Tree, nvml: Install, monkey
     nvml(a100(0), a100(1))
     monkeypatch.setitem(sys.modules, "torch", fake_torch("x", "x", uuids=("1", "0")))
     system = detect(tree({}))
-    assert [(device.uuid, device.multiprocessors) for device in system.devices] == [("GPU-1", 100), ("GPU-0", 101)], "in torch's order"
+    assert [(device.uuid, device.multiprocessors) for device in system.devices] == [("GPU-1", 108), ("GPU-0", 109)], "in torch's order"
     monkeypatch.setitem(sys.modules, "torch", fake_torch("x", uuids=("another",)))
     assert "does not see" in detect(tree({})).missing["devices.multiprocessors"]
 

@@ -276,7 +276,7 @@ def test_a_device_of_the_driver_is_found_among_torch_s_by_its_uuid(
     else:
         nvml(*(FakeGpu("A100", uuid=uuid) for uuid in driver))
     monkeypatch.setitem(sys.modules, "torch", fake_torch("x", "x", uuids=by_torch))
-    assert [(device.uuid, device.multiprocessors) for device in detect(tree({})).devices] == [(driver[1], 100), (driver[0], 101)]
+    assert [(device.uuid, device.multiprocessors) for device in detect(tree({})).devices] == [(driver[1], 108), (driver[0], 109)]
 
 
 def test_gpus_are_chosen_by_uuid_in_the_order_of_the_variable(
@@ -285,7 +285,7 @@ def test_gpus_are_chosen_by_uuid_in_the_order_of_the_variable(
     nvml(*(FakeGpu("A100", uuid=f"GPU-{letter}0") for letter in "abc"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c,GPU-a0")
     monkeypatch.setitem(sys.modules, "torch", fake_torch("x", "x", uuids=("c0", "a0")))
-    assert [(device.uuid, device.multiprocessors) for device in detect(tree({})).devices] == [("GPU-c0", 100), ("GPU-a0", 101)]
+    assert [(device.uuid, device.multiprocessors) for device in detect(tree({})).devices] == [("GPU-c0", 108), ("GPU-a0", 109)]
 
 
 def test_amd_s_uuid_has_one_spelling(tree: Tree, nvml: Callable[..., FakeNvml], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,8 +300,8 @@ def test_amd_s_uuid_has_one_spelling(tree: Tree, nvml: Callable[..., FakeNvml], 
         files |= {f"{folder}/vendor": "0x1002\n", f"{folder}/mem_info_vram_total": "1000", f"{folder}/unique_id": f"{uuid}\n"}
         files |= {f"{folder}/uevent": f"PCI_SLOT_NAME=0000:0{card}:00.0\n"}
     assert [(device.pci_bus_id, device.uuid, device.multiprocessors) for device in detect(tree(files)).devices] == [
-        ("0000:01:00.0", "ffff3c4d5e6f7a8b", 100),
-        ("0000:00:00.0", "1a2b3c4d5e6f7a8b", 101),
+        ("0000:01:00.0", "ffff3c4d5e6f7a8b", 108),
+        ("0000:00:00.0", "1a2b3c4d5e6f7a8b", 109),
     ]
 
 

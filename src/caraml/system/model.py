@@ -250,8 +250,11 @@ class PeakEntry(FrozenModel):
 
     model: str = Field(description="what people call it")
     names: tuple[str, ...] = Field((), description="what NVML, torch or the kernel report")
-    per: Literal["gpu", "gcd", "package", "ipu"] = Field("gpu", description="what the figures are for")
+    per: Literal["gpu", "gcd", "stack", "hpu", "package", "ipu"] = Field("gpu", description="what the figures are for")
     source: str = Field(min_length=1)
+    multiprocessors: Count | None = Field(
+        None, description="what torch counts on a whole one: multiprocessors, compute units, vector engines"
+    )
     tdp_w: Positive | None = Field(None, description="maximum board power [W]")
     memory_bandwidth_bytes_per_s: Positive
     flops_per_s: dict[DType, Positive] = Field(description="dense FLOP/s; absent: the device has no hardware for that dtype")
@@ -288,6 +291,18 @@ def data_sheet(model: str) -> PeakEntry | str:
     return f"no data sheet for {model!r} in the catalogue{closest}"
 
 
+def sheet_of(device: DeviceModel) -> PeakEntry | str:
+    """As :func:`data_sheet`, of a device that is whole: where torch tells its multiprocessors, they are those of the data sheet.
+
+    Partitions of AMD's GPUs as torch names them, both stacks of an Intel GPU as one, and a share under MPS have the whole one's name.
+    """
+    found, units = data_sheet(device.model), device.multiprocessors
+    if isinstance(found, str) or found.multiprocessors is None or units in (None, found.multiprocessors):
+        return found
+    told = f"torch counts {units} multiprocessors on {device.model!r}, {found.multiprocessors} are in the data sheet"
+    return f"{told}: {'a part of it' if units < found.multiprocessors else 'several as one'}, or another version"
+
+
 def data_sheets() -> tuple[PeakEntry, ...]:
     """Every device with a data sheet."""
     return read_toml(CATALOG / "peaks.toml").validate(_Peaks).device
@@ -295,7 +310,7 @@ def data_sheets() -> tuple[PeakEntry, ...]:
 
 def with_sheet(system: System) -> System:
     """The system with the figures of its device's data sheet where it has none of its own, or why there are none."""
-    sheet, missing = data_sheet(system.devices[0].model), dict(system.missing)
+    sheet, missing = sheet_of(system.devices[0]), dict(system.missing)
     peak, memory = system.peak, system.memory_bandwidth
     if isinstance(sheet, str):
         absent = [key for key, value in (("peak", peak), ("memory_bandwidth", memory)) if value is None]
@@ -307,7 +322,7 @@ def with_sheet(system: System) -> System:
 
 
 def _figure(found: PeakEntry, value: float, unit: str) -> Figure:
-    per = found.per if found.per == "package" else found.per.upper()
+    per = found.per if found.per in ("package", "stack") else found.per.upper()
     return Figure(value=value, unit=unit, source=f"{found.source} (dense, per {per})")
 
 
