@@ -187,16 +187,7 @@ def together(ranks: list[RankSummary], known: Known) -> Measured:
     mine, seconds = ranks[0], max(rank.end - rank.begin for rank in ranks)
     inside = [rank.window_rows for rank in ranks]
     first, steps = next(index for index, row in enumerate(mine.rows) if row.phase == "measure"), len(inside[0])
-    trained = steps - max(rank.skipped_updates for rank in ranks)
-    if not trained:
-        raise InputError(
-            f"nothing was trained in the window: the gradients of all {count(steps, 'step')} overflowed in {known.point.arithmetic}",
-            "precision = 'bf16', a lower learning rate, or a longer warm-up (measure.warm_up_steps)",
-        )
-    samples = trained * known.point.global_batch
-    items = samples * known.facts.items_per_sample
-    if mine.items:
-        samples = items = sum(sum(rank.items[first : first + steps]) for rank in ranks)
+    samples, items = _trained(ranks, known, first, steps)
     begin = mine.begin - known.origin
     losses = np.array([rank.losses for rank in ranks if rank.losses])  # a pipeline's last stage alone sees the loss
     memory = [rank.device_memory for rank in ranks if rank.device_memory is not None]
@@ -243,6 +234,21 @@ def together(ranks: list[RankSummary], known: Known) -> Measured:
         flags=sorted({*judged, *(flag for rank in ranks for flag in rank.flags)}),
         even_steps=even,
     )
+
+
+def _trained(ranks: list[RankSummary], known: Known, first: int, steps: int) -> tuple[int, int]:
+    """Samples and items of the window's ``steps``, but for those whose updates were skipped. Raises ``InputError`` where all were."""
+    trained = steps - max(rank.skipped_updates for rank in ranks)
+    if not trained:
+        raise InputError(
+            f"nothing was trained in the window: the gradients of all {count(steps, 'step')} overflowed in {known.point.arithmetic}",
+            "precision = 'bf16', a lower learning rate, or a longer warm-up (measure.warm_up_steps)",
+        )
+    if ranks[0].items:
+        told = sum(sum(rank.items[first : first + steps]) for rank in ranks)
+        return told, told
+    samples = trained * known.point.global_batch
+    return samples, samples * known.facts.items_per_sample
 
 
 def _apart(ranks: list[RankSummary], times: list[float], waits: list[float | None]) -> float | None:
