@@ -243,15 +243,20 @@ def test_a_record_that_cannot_be_written_early_ends_no_loop(
     assert only(tmp_path / "b").status == "ok" and "its record is as it was when the window closed" in capsys.readouterr().err
 
 
-def test_a_thread_that_goes_on_waits_for_the_one_whose_step_closes_the_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several ranks: it would ask the others for what they measured while they are told of it, and nobody would answer."""
-    asked, known, gather = threading.Event(), threading.Event(), own_loop.gathered
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_who_comes_while_a_thread_s_step_closes_the_window_waits_for_it(
+    goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several ranks: a thread that goes on, or the end of the block, would ask the others for what they measured while they are told of
+    it, and nobody would answer."""
+    asked, gather = threading.Event(), own_loop.gathered
     calls = list[str]()
 
     def slow(*arguments: Any, **named: Any) -> Any:
         calls.append(threading.current_thread().name)
         asked.set()
-        known.wait(0.3)
+        time.sleep(0.3)
+        calls.append("told")
         return gather(*arguments, **named)
 
     monkeypatch.setattr(own_loop, "ranks_in_use", Twins)
@@ -265,9 +270,9 @@ def test_a_thread_that_goes_on_waits_for_the_one_whose_step_closes_the_window(tm
         closes = threading.Thread(target=go_on, name="closes")
         closes.start()
         assert asked.wait(60)
-        assert not m.step(1)
-        assert calls == ["closes"]
-        closes.join()
+        assert not goes_on or not m.step(1)
+    closes.join()
+    assert calls == ["closes", "told", "MainThread", "told"]
     assert only(tmp_path).status == "ok"
 
 

@@ -153,10 +153,9 @@ class OwnLoop:
             self._instruments.meter.stop()
 
     def _finish(self, error: BaseException | None) -> None:
-        if error is None and not self.done:
-            mean = (time.monotonic() - self._run_began) / max(self._loop.steps, 1)
-            self._ranks.ends(max(self._patience, _LONG_STEPS * mean) if self._patience else 0.0)
-            self._loop.end()
+        if error is None:
+            with self._one_at_a_time:  # once a thread whose step closes the window has heard what all ranks measured
+                self._end_loop()
         self._loop.__exit__()
         if self.done and (error is None or self._ranks.world == 1):
             self._record_measurement()
@@ -171,6 +170,12 @@ class OwnLoop:
             late = f", {inside} of them in its window: {FEWEST_STEPS} are needed there, or {FEWEST} before it"
             late = late if inside else f", which are too few; {_LATE}"
             self._fail("failed", f"the loop ended after {count(self._loop.steps, 'step')}{late}")
+
+    def _end_loop(self) -> None:
+        if not self.done:
+            mean = (time.monotonic() - self._run_began) / max(self._loop.steps, 1)
+            self._ranks.ends(max(self._patience, _LONG_STEPS * mean) if self._patience else 0.0)
+            self._loop.end()
 
     # -- the record ----------------------------------------------------------------------------------------------------
 
