@@ -64,10 +64,12 @@ def test_a_gpu_without_units_or_a_machine_without_torchao_is_refused(
 @pytest.mark.parametrize(
     ("gpu", "hip", "lacking"),
     [
+        ({"major": 10, "minor": 0}, None, set()),
         ({"major": 7, "minor": 0}, None, {"tf32", "bf16", "fp8"}),
         ({"major": 8, "minor": 6}, None, {"fp8"}),
         ({"gcnArchName": "gfx90a:sramecc+:xnack-", "major": 9, "minor": 0}, "7.0", {"tf32", "fp8"}),
         ({"gcnArchName": "gfx906", "major": 9, "minor": 0}, "7.0", {"tf32", "bf16", "fp8"}),
+        ({"gcnArchName": "gfx950:sramecc+:xnack-", "major": 9, "minor": 5}, "7.0", {"tf32"}),
     ],
 )
 def test_what_a_gpu_has_no_units_for_is_refused_before_it_computes_something_else(

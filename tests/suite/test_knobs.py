@@ -20,7 +20,7 @@ from caraml.suite.load import Suite, SuiteFile
 from caraml.suite.model import Knobs
 from caraml.suite.placement import Machine
 from caraml.system.catalogue import load_system
-from caraml.system.model import Cpu, DeviceClass
+from caraml.system.model import Cpu, DeviceClass, DeviceModel, DType, Figure, System
 from caraml.workloads import load_workload, params_of
 from caraml.workloads.base import BuildContext, Task
 from tests.conftest import MakePoint
@@ -128,10 +128,47 @@ def test_a_gpu_of_which_nobody_knows_what_it_emulates_can_be_asked_to() -> None:
         'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "n"\nworkload = "gpt"\nglobal_batch = 8\n'
         'precision = ["fp32", "bf16"]\nemulated = true\n'
     )
-    unlisted = load_system("juwels-cluster").model_copy(update={"peak": None})
+    listed = load_system("juwels-cluster")
+    devices = tuple(device.model_copy(update={"model": "Test GPU", "compute_capability": None}) for device in listed.devices)
+    unlisted = listed.model_copy(update={"peak": None, "devices": devices})
     for system, kept in ((unlisted, [False, True]), (load_system("jureca-h100"), [False, False])):
         points = expand(suite, machine_of(system, "local"), params_of).points
         assert [planned.point.knobs.emulated for planned in points] == kept and not any(planned.skip for planned in points)
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "skipped", "named"),
+    [
+        ("jureca-a100", {}, {"fp8": "no units for fp8: ask for bf16"}, {"tf32", "bf16", "fp8", "fp16"}),
+        (
+            "juwels-cluster",
+            {},
+            {"fp8": "no units for fp8: ask for fp16", "bf16": "only emulates bf16"},
+            {"fp32", "bf16", "fp8", "fp16"},
+        ),
+        ("lumi", {}, {"fp8": "no units for fp8: ask for bf16"}, {"fp32", "bf16", "fp8", "fp16"}),
+        ("jureca-h100", {}, {}, {"tf32", "bf16", "fp8", "fp16"}),
+        ("marenostrum5", {"fp16": 1e15, "bf16": 1e15}, {}, {"tf32", "bf16", "fp8", "fp16"}),
+        ("AMD Instinct MI355X", {}, {}, {"fp32", "bf16", "fp8", "fp16"}),
+    ],
+)
+def test_what_a_gpu_has_no_units_for_is_told_by_the_plan(
+    name: str, own: dict[DType, float], skipped: dict[str, str], named: set[str]
+) -> None:
+    """Points in fp8 waited in a queue to be refused; and where a user's own peaks did not name tf32, those in tf32 were run in fp32."""
+    suite = suite_of(
+        'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "n"\nworkload = "gpt"\nglobal_batch = 8\n'
+        'precision = ["tf32", "bf16", "fp8", "fp16"]\n'
+    )
+    device = DeviceModel(model=name, kind="rocm")
+    system = System(name="x", title="", devices_per_node=1, devices=(device,), cpu=Cpu(model="c")) if " " in name else load_system(name)
+    if own:
+        system = system.model_copy(update={"peak": {dtype: Figure(value=peak, unit="FLOP/s", source="s") for dtype, peak in own.items()}})
+    points = expand(suite, machine_of(system, "local"), params_of).points
+    assert {planned.point.precision for planned in points} == named
+    assert {planned.point.precision for planned in points if planned.skip} == set(skipped)
+    for planned in points:
+        assert skipped.get(planned.point.precision, "") in (planned.skip or "")
 
 
 def test_a_worker_refuses_what_its_cpu_emulates(monkeypatch: pytest.MonkeyPatch) -> None:

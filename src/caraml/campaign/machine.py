@@ -134,8 +134,9 @@ def machine_of(system: System, launcher: str = "slurm") -> Machine:
         job_nodes=jobs.max_nodes if jobs else None,
         job_devices=jobs.max_devices if jobs else None,
         device_memory_gib=memory / GIB if memory else None,
-        emulates=system.cpu.emulates if cpu else system.lacks,
-        may_emulate=() if cpu or system.peak is not None else ("bf16",),
+        emulates=system.cpu.emulates if cpu else tuple(dtype for dtype in system.lacks or () if dtype != "fp8"),
+        may_emulate=() if cpu or system.lacks is not None else ("bf16",),
+        without=tuple(dtype for dtype in system.lacks or () if dtype == "fp8"),  # which nothing emulates
         compiles=not cpu and any(family.compiled for family in FAMILIES if family.kind == system.devices[0].kind),
         only_programs=_ONLY_PROGRAMS.get(system.devices[0].kind),
         packages_here=launcher != "print"

@@ -21,7 +21,7 @@ import torch
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.power.model import SOME
 from caraml.system import families, host
-from caraml.system.model import DeviceClass
+from caraml.system.model import SINCE, DeviceClass, lacking
 
 AHEAD = 0.5
 """Seconds of steps by which the host may run ahead of the device."""
@@ -250,22 +250,12 @@ def accelerator_type() -> str | None:
     return found.type if found is not None and families.forced() in ("", "cpu", found.type) else None
 
 
-_SINCE: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {
-    "tf32": ((8, 0), ("gfx94", "gfx95")),
-    "bf16": ((8, 0), ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")),
-    "fp8": ((8, 9), ("gfx94", "gfx95", "gfx12")),
-}
-"""From which compute capability of NVIDIA's GPUs on, and in which of AMD's, there are units for products in a format."""
-
-
 def gpu_lacks(precision: str, device: torch.device) -> str | None:
     """Why a GPU does not multiply matrices in a precision by itself, or ``None`` if it does."""
-    if precision not in _SINCE:
-        return None
     gpu: Any = torch.cuda.get_device_properties(device)
-    (major, minor), names = _SINCE[precision]
-    if gpu.gcnArchName.startswith(names) if torch.version.hip else (gpu.major, gpu.minor) >= (major, minor):
+    if precision not in lacking(gpu.gcnArchName if torch.version.hip else f"{gpu.major}.{gpu.minor}"):
         return None
+    (major, minor), names = SINCE[precision]
     since = f"NVIDIA's GPUs have from compute capability {major}.{minor} on, and AMD's {', '.join(names)}"
     return f"{gpu.name} has no units for it, which {since}"
 

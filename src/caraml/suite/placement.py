@@ -63,6 +63,8 @@ class Machine:
     """Precisions that it has no instructions for."""
     may_emulate: tuple[str, ...] = ()
     """Those of which nobody knows before a worker asks the device, since there is no data sheet."""
+    without: tuple[str, ...] = ()
+    """Those that nothing computes in on its devices."""
     compiles: bool = False
     """Whether models are compiled for it where nothing else is asked for."""
     only_programs: str | None = None
@@ -229,6 +231,8 @@ def why_skipped(point: Point, machine: Machine, params: BaseModel) -> str | None
         return reason
     if point.precision in machine.emulates and point.workload != "command" and not point.knobs.emulated:
         return f"{machine.device} only emulates {point.precision}, which may take far longer: ask for fp32, or for emulated = true"
+    if point.precision in machine.without and point.workload != "command":
+        return f"{machine.device} has no units for {point.precision}: ask for {'fp16' if 'bf16' in machine.emulates else 'bf16'}"
     shape = getattr(params, "model_shape", None)  # of a workload whose model can be divided
     return _contradiction(point, params) or misfit(point, shape() if shape is not None else None)
 

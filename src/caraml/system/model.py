@@ -152,6 +152,21 @@ class DeviceModel(FrozenModel):
     multiprocessors: int | None = Field(None, ge=1, description="streaming multiprocessors or compute units")
 
 
+SINCE: dict[DType, tuple[tuple[int, int], tuple[str, ...]]] = {
+    "tf32": ((8, 0), ("gfx94",)),
+    "bf16": ((8, 0), ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")),
+    "fp8": ((8, 9), ("gfx94", "gfx95", "gfx12")),
+}
+"""From which compute capability of NVIDIA's GPUs on, and in which of AMD's, there are units for products in a format."""
+
+
+def lacking(capability: str) -> tuple[DType, ...]:
+    """Formats that a GPU of NVIDIA (``9.0``) or AMD (``gfx942``) has no units for, and others of theirs have."""
+    amd, (major, _, minor) = capability.startswith("gfx"), capability.partition(".")
+    since = {dtype: capability.startswith(names) if amd else (int(major), int(minor)) >= first for dtype, (first, names) in SINCE.items()}
+    return tuple(dtype for dtype, has in since.items() if not has)
+
+
 UNITS: dict[DType, tuple[str, ...]] = {"bf16": ("avx512_bf16", "amx_bf16", "bf16"), "fp16": ("avx512_fp16", "amx_fp16", "asimdhp")}
 """Instructions, as Linux names them, of which a CPU has at least one if it multiplies numbers of such a format itself."""
 
@@ -228,12 +243,16 @@ class System(FrozenModel):
         return "cpu" if self.devices[0].kind == "cpu" else "gpu"
 
     @property
-    def lacks(self) -> tuple[DType, ...]:
-        """Formats that other GPUs of NVIDIA or AMD multiply matrices in and these, by their data sheet, do not."""
-        if self.peak is None or "fp16" not in self.peak or self.devices[0].kind not in ("cuda", "rocm"):
-            return ()
-        formats: tuple[DType, ...] = ("tf32", "bf16")
-        return tuple(dtype for dtype in formats if dtype not in self.peak)
+    def lacks(self) -> tuple[DType, ...] | None:
+        """Formats that other GPUs of NVIDIA or AMD multiply matrices in and these do not, by their compute capability or else their data
+        sheet; ``None`` where neither is known, and of other devices. Peaks of a user's own need not name every format."""
+        device = self.devices[0]
+        if device.kind not in ("cuda", "rocm"):
+            return None
+        if re.fullmatch(r"\d+\.\d+|gfx\w+", device.compute_capability or ""):
+            return lacking(str(device.compute_capability))
+        sheet = data_sheet(device.model)
+        return None if isinstance(sheet, str) else tuple(dtype for dtype in SINCE if dtype not in sheet.flops_per_s)
 
     @property
     def identity(self) -> str:
