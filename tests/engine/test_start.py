@@ -92,6 +92,29 @@ def test_the_first_that_fails_ends_the_others(tmp_path: Path, how: str, code: in
     assert re.search(words, said), said
 
 
+WARNED = """
+import os, pathlib, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+ignored = signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
+signal.signal(signal.SIGUSR1, lambda *_: None)
+pathlib.Path(sys.argv[1], f"pid{os.getpid()}").touch()
+signal.sigwait({signal.SIGUSR1})
+sys.exit(0 if ignored else 5)
+"""
+
+
+def test_ranks_hear_of_a_warning_that_their_starter_alone_is_told_of(tmp_path: Path) -> None:
+    """As in Podman. One that is not ready yet does not end by it."""
+    process = start(tmp_path, WARNED, "--devices=2")
+    deadline = time.monotonic() + 300
+    while len([*tmp_path.glob("pid*")]) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGUSR1)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_who_is_told_to_end_ends_its_ranks(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, SLEEP, "--devices=2")

@@ -7,9 +7,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,7 @@ def test_apptainer_s_command_line() -> None:
 def test_podman_s_command_line() -> None:
     argv = wrapped("podman", gpus="cuda")
     assert argv[:3] == ["podman", "run", "--rm"] and argv[-5:] == ["--extra", "image.sif", "python3", "-m", "x"]
+    assert {"--env=CARAML_*", "--env=SLURM_*", "--env=CUDA_VISIBLE_DEVICES", "--pid=host"} <= set(argv)
     assert {"--device=nvidia.com/gpu=all", "--volume=/data:/in:ro", "--volume=/out:/out", "--workdir=/out"} <= set(argv)
     assert {"--device=/dev/kfd", "--device=/dev/dri", "--group-add=keep-groups"} <= set(wrapped("podman", gpus="rocm"))
 
@@ -294,3 +297,30 @@ def test_a_point_trains_in_a_container(real: tuple[ContainerRuntime, str], tmp_p
     seen = record.environment["container"]
     assert isinstance(seen, dict) and (seen["runtime"], seen["image"]) == (runtime, image)
     assert (seen["digest"] is not None) == (runtime == "podman"), "a folder has no digest"
+
+
+def test_what_is_told_to_end_leaves_nothing_in_its_container(real: tuple[ContainerRuntime, str], tmp_path: Path) -> None:
+    """As the local launcher and Slurm tell it: every process of the script. What they do not reach is the runtime's to end."""
+    runtime, image = real
+    began, seconds = tmp_path / "began", f"{300 + os.getpid() / 1e7:.7f}"  # by which it is found
+    program = ["/usr/bin/bash", "-c", f"echo >{began}; exec /usr/bin/sleep {seconds}"]
+    argv = wrap(program, runtime, image, binds=[*map(str, host_folders()), str(tmp_path)], workdir=str(tmp_path))
+    process = subprocess.Popen(argv, start_new_session=True)
+    wait_until(began.exists)
+    os.killpg(process.pid, signal.SIGTERM)
+    process.wait(60)
+    wait_until(lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if seconds.encode() in words_of(path)])
+
+
+def wait_until(so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def words_of(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().split(b"\0")
+    except OSError:  # it has ended
+        return []

@@ -58,9 +58,14 @@ class Starter:
                 stack.callback(shutil.rmtree, meet, ignore_errors=True)
             else:
                 meet = os.environ[MEET]
+            # The batch system's warning is meant for the ranks, which ignore it until they are ready. Slurm tells each of them, and scripts
+            # have this process ignore it; Podman tells nobody in a container but this one.
+            tells = signal.signal(signal.SIGUSR1, signal.SIG_IGN) != signal.SIG_IGN
             try:
                 for local in range(self._devices):
                     self._start(local, meet)
+                if tells:
+                    stack.enter_context(on_signals((signal.SIGUSR1,), lambda number: self._events.put((number, None))))
                 return self._wait()
             finally:
                 self._end()
@@ -79,6 +84,10 @@ class Starter:
         left = len(self._children)
         while left:
             which, code = self._events.get()
+            if code is None and which == signal.SIGUSR1:
+                for child in self._children.values():
+                    child.send_signal(which)
+                continue
             if code is None:
                 return 128 + which
             if code:

@@ -40,9 +40,11 @@ _APPTAINER = _Words("exec", "--bind=", "--pwd=", {"cuda": "--nv", "rocm": "--roc
 _WORDS: dict[ContainerRuntime, _Words] = {
     "apptainer": _APPTAINER,
     "singularity": _APPTAINER,
+    # In a container with numbers of its own, the first process does not end by a signal for which it has no handler: a point that is to end
+    # would run on beside the next.
     "podman": _Words(
-        "run --rm --network=host --ipc=host --security-opt=label=disable --entrypoint= --env=SLURM_* --env=SLURMD_* "
-        "--env=CUDA_VISIBLE_DEVICES --env=ROCR_VISIBLE_DEVICES --env=HIP_VISIBLE_DEVICES",
+        "run --rm --network=host --ipc=host --pid=host --security-opt=label=disable --entrypoint= --env=CARAML_* --env=SLURM_* "
+        "--env=SLURMD_* --env=CUDA_VISIBLE_DEVICES --env=ROCR_VISIBLE_DEVICES --env=HIP_VISIBLE_DEVICES",
         "--volume=",
         "--workdir=",
         {"cuda": "--device=nvidia.com/gpu=all", "rocm": "--device=/dev/kfd --device=/dev/dri --group-add=keep-groups"},
@@ -64,7 +66,7 @@ def wrap(
     """The command line that runs ``argv`` inside ``image``.
 
     ``binds`` are ``HOST``, ``HOST:CONTAINER`` or ``HOST:CONTAINER:ro``. Apptainer, Charliecloud and Bubblewrap pass the caller's variables
-    on; Podman passes Slurm's and the choice of GPUs. Raises ``InputError`` for something that the runtime cannot do.
+    on; Podman passes CARAML's, Slurm's and the choice of GPUs. Raises ``InputError`` for something that the runtime cannot do.
     """
     shown = [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
     if runtime == "bubblewrap":
