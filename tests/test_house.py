@@ -133,7 +133,7 @@ LINES = {
     "campaign": 1_651,
     "cli": 1_621,
     "data": 781,
-    "engine": 5_070,
+    "engine": 5_075,
     "launch": 1_869,
     "metrics": 1_004,
     "power": 4_863,

@@ -13,10 +13,10 @@ import torch
 from torch._dynamo.utils import counters
 
 from caraml.engine.afterwards import validate
-from caraml.engine.precision import set_deterministic
+from caraml.engine.precision import set_attention, set_deterministic
 from caraml.engine.step import make_step
 from caraml.suite.expand import expand
-from caraml.suite.model import Knobs
+from caraml.suite.model import Attention, Knobs
 from caraml.suite.placement import Machine
 from caraml.workloads import load_workload, params_of
 from caraml.workloads.base import BuildContext, Task
@@ -215,3 +215,34 @@ def test_statistics_are_not_sent_in_every_step_and_agreed_on_before_validation(
         return [norm.running_mean[0].item(), float(norm.num_batches_tracked)]
 
     assert Meeting(2).run(validated) == [[0.5, 7.0], [0.5, 7.0]]
+
+
+@pytest.mark.slow
+def test_a_kernel_of_attention_is_not_what_another_choice_left_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch keeps what it has compiled, for whoever compiles the same model, whichever kernels that one allows."""
+    from torch._functorch import config
+    from torch._inductor.utils import fresh_cache
+
+    if (reason := compiler_missing()) is not None:
+        pytest.skip(reason)
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).sum()
+
+    def kernels(kernel: Attention) -> set[str]:
+        """Of a process of its own, so far as the compiler can tell."""
+        torch._dynamo.reset()
+        set_attention(kernel)
+        compiled, x = torch.compile(attend), torch.randn(1, 2, 32, 16, requires_grad=True)
+        compiled(x).backward()
+        with torch.profiler.profile() as traced:
+            compiled(x).backward()
+        return {one.key for one in traced.key_averages() if "flash_attention" in one.key}
+
+    monkeypatch.setattr(config, "enable_autograd_cache", True)
+    try:
+        with fresh_cache():
+            assert kernels("auto") and not kernels("math")
+    finally:
+        set_attention("auto")
+        torch._dynamo.reset()

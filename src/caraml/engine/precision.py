@@ -111,7 +111,8 @@ def set_deterministic(wanted: bool, search: bool = True) -> None:
 
 def set_attention(kernel: Attention, *, whole: bool = True) -> None:
     """Let torch take only this kernel for attention, on every device; where it has none for the shapes, the step raises. Of sequences that
-    are not ``whole``, torch gives cuDNN none."""
+    are not ``whole``, torch gives cuDNN none. A compiled model then does not come from the disk as another choice left it there: torch
+    (2.13, too) finds what autograd's compiler made by the model alone."""
     switches = {
         "flash": torch.backends.cuda.enable_flash_sdp,
         "cudnn": torch.backends.cuda.enable_cudnn_sdp,
@@ -120,6 +121,10 @@ def set_attention(kernel: Attention, *, whole: bool = True) -> None:
     }
     for name, switch in switches.items():
         switch(kernel in ("auto", name) and (whole or name != "cudnn"))
+    if kernel != "auto" or not whole:
+        from torch._functorch import config
+
+        config.enable_autograd_cache = False
 
 
 def attention_kernel(asked: Attention, shape: tuple[int, int, int], precision: Precision, device: torch.device) -> dict[str, str]:
