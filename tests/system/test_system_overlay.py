@@ -67,7 +67,7 @@ def test_fields_override_one_by_one(config: Path) -> None:
     scheduler = changed.site.scheduler
     assert (scheduler.account, scheduler.max_minutes, scheduler.partition, scheduler.extra) == ("me", 60, "all", ("--hint=nomultithread",))
     assert [device.tdp_w for device in changed.devices] == [500.0] * 4
-    assert changed.devices[0].memory_bytes == 96_000_000_000
+    assert changed.devices[0].memory_bytes == 96 * 2**30
     assert changed.sources["devices.tdp_w"] == "nvidia-smi"
     assert changed.sources["devices.memory_bytes"].startswith("CARAML slides")
     assert "site.scheduler.max_minutes" not in changed.missing and "affinity" in changed.missing
