@@ -302,14 +302,17 @@ def test_a_point_trains_in_a_container(real: tuple[ContainerRuntime, str], tmp_p
 def test_what_is_told_to_end_leaves_nothing_in_its_container(real: tuple[ContainerRuntime, str], tmp_path: Path) -> None:
     """As the local launcher and Slurm tell it: every process of the script. What they do not reach is the runtime's to end."""
     runtime, image = real
-    began, seconds = tmp_path / "began", f"{300 + os.getpid() / 1e7:.7f}"  # by which it is found
-    program = ["/usr/bin/bash", "-c", f"echo >{began}; exec /usr/bin/sleep {seconds}"]
-    argv = wrap(program, runtime, image, binds=[*map(str, host_folders()), str(tmp_path)], workdir=str(tmp_path))
-    process = subprocess.Popen(argv, start_new_session=True)
+    began, heard, seconds = tmp_path / "began", tmp_path / "heard", f"{300 + os.getpid() / 1e7:.7f}"  # by which it is found
+    program = f"trap 'echo >{heard}' USR1; echo >{began}; until [ -e {heard} ]; do sleep 0.02; done; exec /usr/bin/sleep {seconds}"
+    binds = [*map(str, host_folders()), str(tmp_path)]
+    process = subprocess.Popen(wrap(["/usr/bin/bash", "-c", program], runtime, image, binds=binds, workdir="/"), start_new_session=True)
     wait_until(began.exists)
+    if runtime == "podman":  # which hands signals on a moment after the container has begun
+        wait_until(lambda: heard.exists() or process.send_signal(signal.SIGUSR1) is not None)
+    heard.touch()
     os.killpg(process.pid, signal.SIGTERM)
     process.wait(60)
-    wait_until(lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if seconds.encode() in words_of(path)])
+    wait_until(lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if seconds in words_of(path)])
 
 
 def wait_until(so: Callable[[], bool]) -> None:
@@ -319,8 +322,8 @@ def wait_until(so: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def words_of(path: Path) -> list[bytes]:
+def words_of(path: Path) -> str:
     try:
-        return path.read_bytes().split(b"\0")
+        return path.read_text(errors="replace")
     except OSError:  # it has ended
-        return []
+        return ""
