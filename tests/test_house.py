@@ -139,11 +139,11 @@ LINES = {
     "power": 4_863,
     "reference": 515,
     "report": 4_859,
-    "results": 3_186,
+    "results": 3_211,
     "suite": 2_721,
-    "system": 3_542,
+    "system": 3_549,
     "verify": 1_061,
-    "worker": 2_544,
+    "worker": 2_599,
     "workloads": 8_334,
 }
 FILES = 193

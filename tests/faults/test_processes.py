@@ -41,7 +41,19 @@ def test_a_killed_rank_takes_the_others_with_it(victim: Victim) -> None:
     os.kill(victim.workers()[-1], signal.SIGKILL)
     runner.communicate(timeout=120)
     record = victim.record(folder)
-    assert runner.returncode == 1 and record.status == "failed" and record.reason
+    assert runner.returncode == 1 and record.status == "failed" and "killed by SIGKILL" in (record.reason or "")
+    assert {*record.files} == {"steps", "power"}, "what rank 0 measured"
+    victim.no_orphans()
+
+
+def test_a_rank_that_is_killed_after_the_window_takes_no_measurement_with_it(victim: Victim) -> None:
+    runner = victim.start(victim.suite({**SHORT, "devices": 2, "measure": {"idle_seconds": 10}}))
+    folder = victim.wait_for("idle_after")
+    os.kill(victim.workers()[-1], signal.SIGKILL)
+    said, _ = runner.communicate(timeout=120)
+    record = victim.record(folder)
+    assert runner.returncode == 0 and record.status == "ok" and record.value("throughput") and record.value("energy"), said
+    assert "ended before it was done: killed by SIGKILL" in (record.reason or "") and "ended before it was done" in said
     victim.no_orphans()
 
 

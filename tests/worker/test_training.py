@@ -22,10 +22,10 @@ from caraml.engine.steps import Batches, RankSummary, StepRow, StepTable
 from caraml.launch.script import environment_of
 from caraml.metrics.model import Facts, Peak
 from caraml.results import rows
-from caraml.results.finish import finish
+from caraml.results.finish import MEASURED, finish, note_start
 from caraml.results.record import Record
 from caraml.results.rows import read_table
-from caraml.results.store import RECORD, Store, read_record
+from caraml.results.store import RECORD, ROOM, Store, read_record
 from caraml.suite.model import Knobs, Point, Policy
 from caraml.system.files import cpu_numbers
 from caraml.system.host import cores
@@ -37,6 +37,7 @@ from caraml.worker.training import Worker
 from caraml.workloads.base import Task
 from tests.conftest import MakePoint
 from tests.engine.together import Meeting
+from tests.report.record_factory import make_record
 
 ROOT = Path(__file__).parents[2]
 CORES = cores(os.sched_getaffinity(0))
@@ -376,3 +377,70 @@ def test_a_full_disk_takes_the_tables_and_not_the_record(
     assert record.status == "ok" and record.value("throughput") and not record.files
     assert {path.name for path in folder.iterdir()} == {RECORD, "progress.jsonl"}
     assert "No space left on device" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["_validate_and_save", "quiet_baseline", "write_readings", "_write"])
+def test_what_was_measured_outlives_the_worker(
+    where: str, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As where the kernel kills it, or another rank, once the window is closed."""
+    point = make_point(workload="known")
+    folder = Store(tmp_path).new_attempt(point)
+    worker = Worker(folder, point)
+
+    def killed(*_: Any) -> None:
+        if worker._measuring is not None:
+            raise SystemExit
+
+    monkeypatch.setattr(training.affinity, "bind", lambda *_: {"bound": False})
+    monkeypatch.setattr(Worker if where.startswith("_") else training, where, killed)
+    with pytest.raises(SystemExit):
+        worker.run()
+    worker.rescue()
+    finish(folder, 137)
+    record = Store(tmp_path).latest(point.key)
+    assert record is not None and record.status == "ok" and record.value("throughput") and record.window is not None
+    assert (record.reason or "").startswith("the worker ended before it was done: killed by SIGKILL")
+    assert [*record.files] == (["steps"] if where == "_write" else []), "of all ranks or of none"
+    validated = where != "_validate_and_save"
+    assert (record.metrics["loss_validation"].reason == "the worker ended before it was done") is not validated
+    assert {path.name for path in folder.iterdir()} == {"point.json", RECORD, "progress.jsonl", *record.files.values()}
+
+
+def test_a_record_for_which_there_is_no_room_at_all_is_as_it_was_before(
+    tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
+
+    point = make_point(workload="known")
+    folder = Store(tmp_path).new_attempt(point)
+    monkeypatch.setattr(training.affinity, "bind", lambda *_: {"bound": False})
+    monkeypatch.setattr(training, "write_record", full)
+    Worker(folder, point).run()
+    assert {path.name for path in folder.iterdir()} == {"point.json", RECORD, "progress.jsonl"}
+    record = Store(tmp_path).latest(point.key)
+    assert record is not None and record.status == "ok" and record.value("throughput")
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_room_that_was_kept_is_for_what_was_measured(
+    left: bool, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of a disk that others have filled, or nearly."""
+    point = make_point(workload="known")
+    folder, write = Store(tmp_path).new_attempt(point), training.write_file
+
+    def no_room(path: Path, *rest: Any) -> None:
+        if not left and (folder / ROOM).exists():
+            raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+        write(path, *rest)
+
+    note_start(folder, point.world)
+    size = (folder / ROOM).stat().st_size
+    monkeypatch.setattr(training, "write_file", no_room)
+    worker = Worker(folder, point)
+    assert worker._put_away(make_record(point)) and (folder / MEASURED).exists() and (folder / ROOM).exists() is left
+    assert size > 4 * (folder / MEASURED).stat().st_size
+    finish(folder, 137)
+    assert not (folder / ROOM).exists() and not (folder / MEASURED).exists()

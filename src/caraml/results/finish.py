@@ -7,6 +7,7 @@ campaign.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from contextlib import suppress
@@ -22,7 +23,7 @@ from caraml.base.limits import tail as tail_of
 from caraml.base.toml import FrozenModel
 from caraml.metrics.model import Phase
 from caraml.results.record import Profile, Record, Status
-from caraml.results.store import RECORD, read_record, write_record
+from caraml.results.store import RECORD, ROOM, read_record, write_record
 from caraml.suite.model import Point
 from caraml.system.files import read_int
 from caraml.system.host import oom_kills
@@ -30,9 +31,14 @@ from caraml.system.host import oom_kills
 FAILURE = "failure.json"
 LOG = "worker.log"
 MEASURED = "measured.json"
-"""The record of a worker that has measured and still traces: the attempt's, if the worker ends before it is done."""
+"""The record of a worker that has measured and still validates, saves or traces: the attempt's, if the worker ends before it is done."""
+NOT_DONE = "the worker ended before it was done"
+"""Why such a record is not whole."""
 _OOM_KILLS = ".oom_kills"
+_WAS_KILLED = {code for number in (signal.SIGKILL, signal.SIGTERM) for code in (-number, 128 + number)}
 _STARVED = "the kernel killed a process of the point: the host memory that it may use was full"
+_ROOM_BYTES, _ROOM_OF_RANK = 128 << 10, 8 << 10
+"""Several times what records take: of one rank 30 kB."""
 _TAIL_LINES = 3
 _LONGEST_REASON = 400
 _TABLES = (".parquet", ".csv")
@@ -85,28 +91,42 @@ def finish(folder: Path, exit_code: int, status: Status | None = None, reason: s
     with suppress(FileNotFoundError, ValidationError):  # a damaged one is as good as none
         failure = Failure.model_validate_json(read_json(folder / FAILURE))
     before, count = read_int(folder / _OOM_KILLS), oom_kills()
-    starved = failure is None and before is not None and count is not None and count > before
-    why = reason or (failure.reason if failure else _STARVED if starved else death(folder, exit_code))
+    # What other ranks say of one that was killed is that it does not answer; those of other nodes may be killed for what one says.
+    told = failure if exit_code not in _WAS_KILLED or point.nodes > 1 or (failure and failure.status != "failed") else None
+    starved = told is None and before is not None and count is not None and count > before
+    why = reason or (told.reason if told else _STARVED if starved else death(folder, exit_code))
     if (folder / MEASURED).exists():
-        write_record(folder, read_record(folder / MEASURED).model_copy(update={"profile": Profile(reason=why)}))
+        record, since = read_record(folder / MEASURED), (folder / MEASURED).stat().st_mtime_ns
+        files = {**_tables(folder, since), **record.files}  # those before may be of a run of this job that was cut off
+        reasons = {"reason": record.reason and f"{record.reason}: {why}", "profile": Profile(reason=why) if point.profile else None}
+        write_record(folder, record.model_copy(update={**reasons, "traceback": failure and failure.traceback, "files": files}))
         (folder / MEASURED).unlink()
         return
     record = Record(
         key=point.key,
         attempt=int(folder.name),
         point=point,
-        status=status or (failure.status if failure else "oom" if starved else "failed"),
+        status=status or (told.status if told else "oom" if starved else "failed"),
         reason=why,
         started_at=failure.started_at if failure else now(),
         phases=failure.phases if failure else [],
         traceback=failure.traceback if failure else None,
-        files={name: file.name for name in ("steps", "power") for file in sorted(folder.glob(f"{name}.*")) if file.suffix in _TABLES},
+        files=_tables(folder),
     )
     write_record(folder, record)
 
 
-def note_start(folder: Path) -> None:
-    """Note how many processes the kernel had killed for want of memory before this attempt, so that one more can be told from it."""
+def _tables(folder: Path, since: int = 0) -> dict[str, str]:
+    """Names of the raw tables beside a record, by kind, that were written ``since`` then [ns]."""
+    found = [(name, file) for name in ("steps", "power") for file in sorted(folder.glob(f"{name}.*")) if file.suffix in _TABLES]
+    return {name: file.name for name, file in found if file.stat().st_mtime_ns >= since}
+
+
+def note_start(folder: Path, ranks: int) -> None:
+    """Keep room for the record, and note how many processes the kernel had killed for want of memory before this attempt, so that one more
+    can be told from it."""
+    with suppress(OSError):  # what there is may do
+        write_file(folder / ROOM, os.urandom(_ROOM_BYTES + _ROOM_OF_RANK * ranks), sync="file")
     count = oom_kills()
     if count is not None:
         write_file(folder / _OOM_KILLS, str(count), sync="none")

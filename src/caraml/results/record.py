@@ -113,7 +113,7 @@ class Record(FiniteModel):
     attempt: int = Field(ge=0, le=limits.NUMBER, description="number of this try at the point, from 1")
     point: Point = Field(description="the work that was asked for")
     status: Status = Field(description="how it ended")
-    reason: str | None = Field(None, description="why it did not end `ok`")
+    reason: str | None = Field(None, description="why it did not end `ok`, or what is known of it is not all")
     traceback: str | None = Field(None, description="where a failed worker stopped, on the rank that failed first")
     flags: list[str] = Field([], max_length=limits.FLAGS, fail_fast=True, description="what limits the use of the numbers")
     started_at: str = Field(description="wall-clock anchor of the record's times, ISO 8601 with offset")

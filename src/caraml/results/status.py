@@ -45,10 +45,11 @@ class ProgressWriter:
         self._origin = origin
 
     def write(self, phase: str, **values: object) -> None:
-        """Append one line, visible at once."""
+        """Append one line, visible at once; on a full disk none: what is measured is worth more, and ranks wait for the one that writes."""
         line = ProgressLine.model_validate({"t": time.monotonic() - self._origin, "phase": phase, **values})
-        self._file.write(f"{line.model_dump_json(exclude_none=True)}\n".encode())
-        self._file.flush()
+        with suppress(OSError):
+            self._file.write(f"{line.model_dump_json(exclude_none=True)}\n".encode())
+            self._file.flush()
 
     def close(self) -> None:
         self._file.close()

@@ -43,6 +43,8 @@ if TYPE_CHECKING:  # building these models takes longer than listing ten thousan
 __all__ = ["RECORD", "Listing", "Store", "attempts", "read_listing", "read_record", "see_readable", "write_record"]
 
 POINT = "point.json"
+ROOM = ".room"
+"""File of no worth in the folder of an attempt under way: it keeps room on the disk for the record, and for what comes before it."""
 _MANY = 1000
 """Objects in a record above which it is looked at twice."""
 _AGAIN = "run the suite again: what has a result is not measured twice"
@@ -334,7 +336,9 @@ def _readable_in(folder: Path) -> Iterator[Record]:
 
 
 def write_record(folder: Path, record: Record) -> None:
-    """Write a record into its attempt's folder, whole or not at all. What only its job was to know goes."""
+    """Write a record into its attempt's folder, whole or not at all, where need be in the room that was kept for it. What only its job was
+    to know goes."""
+    (folder / ROOM).unlink(missing_ok=True)
     write_file(folder / RECORD, record.model_dump_json(indent=1))
     forget(folder)
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from statistics import fmean
@@ -254,7 +255,7 @@ def environment(root: Path = ROOT) -> dict[str, Any]:
     """
     missing: dict[str, str] = {}
     gpus, driver = _gpu_states(root, missing)
-    git = git_state(Path(__file__).resolve().parents[3])
+    git = own_checkout()
     if isinstance(git, str):
         missing["git"] = git
     return {
@@ -294,6 +295,12 @@ def container(root: Path, environ: Mapping[str, str]) -> dict[str, str | None] |
         return {"runtime": "docker", "image": None}
     runtime = environ.get("container")
     return {"runtime": runtime, "image": None} if runtime else None
+
+
+@lru_cache(maxsize=1)
+def own_checkout() -> dict[str, Any] | str:
+    """As :func:`git_state`, of CARAML's own code as this process first found it: git may take long."""
+    return git_state(Path(__file__).resolve().parents[3])
 
 
 def git_state(folder: Path) -> dict[str, Any] | str:

@@ -78,6 +78,12 @@ class Known:
     tells_wait: bool = True
     """Whether the steps say how long they waited for their input."""
 
+    def lack(self, reason: str) -> None:
+        """What was to be validated or saved after the window, and is not known by now, never will be."""
+        self.afterwards_failed = reason = self.afterwards_failed or reason
+        unknown = {name: one.model_copy(update={"reason": reason}) for name, one in self.quality.items() if one.value is None}
+        self.quality = {**self.quality, **unknown}
+
 
 def gathered(
     ranks: Ranks, mine: RankSummary, instruments: Instruments | None, run: tuple[float, float], *, last: bool = True

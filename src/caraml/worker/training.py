@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from caraml.base.errors import InputError, is_out_of_memory
 from caraml.base.files import write_file
 from caraml.base.format import human
 from caraml.base.limits import read_json
-from caraml.base.signals import die_with_parent
+from caraml.base.signals import die_with_parent, on_termination
 from caraml.engine.afterwards import Tracer, quality, save_model, validate, validation_loss
 from caraml.engine.device import CpuDevice, Device, open_device, sensors_of
 from caraml.engine.instruments import Instruments, quiet_baseline
@@ -38,12 +39,13 @@ from caraml.engine.steps import RankSummary, Step, full
 from caraml.engine.watchdog import Watchdog
 from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Peak, own_definitions, steps_per_epoch
 from caraml.metrics.window import bandwidth_of, peak_of
-from caraml.results.finish import MEASURED, Failure, note_failure, note_start, now, reason_of
+from caraml.results.finish import MEASURED, NOT_DONE, Failure, note_failure, note_start, now, reason_of
 from caraml.results.record import Profile, Record, Status
 from caraml.results.status import ProgressWriter
-from caraml.results.store import RECORD, write_record
+from caraml.results.store import RECORD, ROOM, write_record
 from caraml.suite.model import Point
 from caraml.system import affinity
+from caraml.system.detect import own_checkout
 from caraml.system.host import MEMORY, limit_memory
 from caraml.worker.record import Known, PhaseLog, gathered, make_record, process_start, rescued, write_readings
 from caraml.workloads import load_workload, software_of
@@ -72,8 +74,8 @@ class Worker:
         self._replacements: list[Replacement] = []
         self._divided: Divided | None = None
         self._measuring: MeasuringLoop | None = None
-        self.measured = False
-        """Whether everything is measured and written."""
+        self.measured, self._rescuing = False, threading.Lock()
+        """Whether what was measured is put away."""
 
     def run(self) -> Record | None:
         """Measure and write the record; returns it on rank 0, ``None`` elsewhere."""
@@ -83,6 +85,7 @@ class Worker:
         with self.log.phase("idle"):
             quiet_baseline(ranks, self._instruments, self.point.measure.idle_seconds)
         limits = self._limits(device)
+        own_checkout()  # once, before the run, which is to be of the work alone
         device.forget_peak_memory()
         ranks.barrier()  # a node that had to search for its limits must not lengthen the run of the others
         run_began = time.monotonic()
@@ -101,13 +104,15 @@ class Worker:
                 tracer, step = self._step(task, device, watchdog.watch)
                 self._measuring = self._loop(device, ranks, task, watchdog)
                 mine = self._measuring.run(step)
-            mine.device_memory = device.peak_memory()
+            mine.device_memory, mine.affinity = device.peak_memory(), self._affinity | affinity.as_found()
+            kept = self._keep(ranks, task, mine, run_began, starting)
             self._validate_and_save(task, device.torch_device, mine, ranks)
-            mine.damaged = task.damaged() if task.damaged is not None else {}
+            self._look(task, mine)
             if tracer is None:
                 opened.close()
-            mine.host_memory, mine.affinity = CpuDevice().peak_memory(), self._affinity | affinity.as_found()
             run = (run_began, time.monotonic())
+            runtime = starting + run[1] - run_began
+            self._keep_early(kept, runtime)
             with self.log.phase("idle_after"):
                 quiet_baseline(ranks, self._instruments, self.point.measure.idle_seconds)
             with self.log.phase("save"):
@@ -115,7 +120,7 @@ class Worker:
                 files: dict[str, str] = {}
                 with self._without_room():
                     files = write_readings(ranks, everyone, self._instruments, self.folder, self.origin)
-                self._known = replace(self._known, files=files, runtime=starting + run[1] - run_began, phases=self.log.phases)
+                self._known = replace(self._known, files=files, runtime=runtime, phases=self.log.phases)
                 record = self._record(everyone) if ranks.rank == 0 else None
             if tracer is not None:
                 record = self._traced(ranks, task, tracer, step, record)
@@ -258,8 +263,7 @@ class Worker:
 
     def _say(self, phase: str) -> None:
         if self._progress is not None:
-            with suppress(OSError):  # a full disk must not keep this rank alone from what all do together
-                self._progress.write(phase)
+            self._progress.write(phase)
 
     def _show(self, progress: Progress) -> None:
         if self._progress is None:
@@ -277,7 +281,8 @@ class Worker:
         )
 
     def _give_up(self, hanging: str) -> None:
-        self.note("failed", f"{hanging} (in phase {self.log.current})")
+        if self.note("failed", f"{hanging} (in phase {self.log.current})"):
+            self.rescue()
 
     def note(self, status: Status, reason: str, trace: str | None = None) -> bool:
         """Leave a failure behind; whether this was the first."""
@@ -285,15 +290,56 @@ class Worker:
         return note_failure(self.folder, Failure.model_validate({"status": status, "reason": reason, **told}))
 
     def rescue(self) -> None:
-        """Write what this rank measured before a failure."""
-        rescued(self.folder, self.rank, self._measuring, self._instruments, self.origin)
+        """Write what this rank measured before a failure, or a signal, or both at once."""
+        with self._rescuing:
+            if not self.measured:
+                rescued(self.folder, self.rank, self._measuring, self._instruments, self.origin)
+            self.measured = True
 
     # -- after the window ----------------------------------------------------------------------------------------------
 
-    def _validate_and_save(self, task: Task, device: torch.device, mine: RankSummary, ranks: Ranks) -> None:
-        """Rank 0 validates and saves what was trained on real input; a checkpoint is everyone's. What fails becomes a reason."""
+    @staticmethod
+    def _look(task: Task, mine: RankSummary) -> None:
+        """Note what has grown by now."""
+        mine.host_memory, mine.damaged = CpuDevice().peak_memory(), task.damaged() if task.damaged is not None else {}
+
+    def _keep(self, ranks: Ranks, task: Task, mine: RankSummary, run_began: float, starting: float) -> list[RankSummary]:
+        """Put away what all ranks measured: whatever comes after the window may end one of them, and with it the others. Gives that on the
+        rank that puts it away. Collective."""
+        began = time.monotonic()
+        self._look(task, mine)
         if mine.epochs:  # every one of them was validated
             self._known.validation_loss = mine.epochs[-1].loss
+        with self.log.phase("save"):
+            everyone = gathered(ranks, mine, self._instruments, (run_began, began), last=False)
+            everyone = everyone if ranks.rank == 0 else []
+            with self._rescuing:
+                validates, saves = self.point.mode == "train", task.save_to is not None
+                self._keep_early(everyone, starting + began - run_began, validates=validates, saves=saves)
+                self.measured = True
+        return everyone
+
+    def _keep_early(self, everyone: list[RankSummary], runtime: float, *, validates: bool = False, saves: bool = False) -> None:
+        """Put away, on rank 0, the record as it is by now, if the worker gets no further."""
+        if not everyone:
+            return
+        known = replace(self._known, runtime=runtime, phases=self.log.phases)
+        if validates:
+            known.lack(NOT_DONE)
+        told = {"reason": NOT_DONE} | ({"status": "failed"} if saves else {})  # other points may need what it saves
+        self._put_away(make_record(everyone, known, table=False).model_copy(update=told))
+
+    def _put_away(self, record: Record) -> bool:
+        """Whether there was room for what was measured so far, if need be that which was kept for it."""
+        for _ in range(2):
+            with self._without_room():
+                write_file(self.folder / MEASURED, record.model_dump_json())
+                return True
+            (self.folder / ROOM).unlink(missing_ok=True)
+        return False
+
+    def _validate_and_save(self, task: Task, device: torch.device, mine: RankSummary, ranks: Ranks) -> None:
+        """Rank 0 validates and saves what was trained on real input; a checkpoint is everyone's. What fails becomes a reason."""
         together = self._divided is not None or task.save_to is not None
         if (self.rank != 0 and not together) or self.point.mode != "train":
             return
@@ -329,7 +375,10 @@ class Worker:
             return
         for file in record.files.values():
             (self.folder / file).unlink(missing_ok=True)
-        write_record(self.folder, record.model_copy(update={"files": {}}))
+        with self._without_room():
+            write_record(self.folder, record.model_copy(update={"files": {}}))
+            return
+        os.rename(self.folder / MEASURED, self.folder / RECORD)  # noqa: PTH104 -- takes no room
 
     @contextmanager
     def _without_room(self) -> Iterator[None]:
@@ -363,20 +412,14 @@ class Worker:
         try:
             yield
         except kind as error:
-            known = self._known
-            known.afterwards_failed = reason = known.afterwards_failed or reason_of(error)
-            known.quality |= {name: one.model_copy(update={"reason": reason}) for name, one in known.quality.items() if one.value is None}
+            self._known.lack(reason_of(error))
 
     def _traced(self, ranks: Ranks, task: Task, tracer: Tracer, step: Step, record: Record | None) -> Record | None:
         """Trace a few steps more, once what was measured is safe in a file; the record with what they show. Collective."""
         why = None
         if record is not None:
-            why = "there was no room to put away first what was measured"
-            with self._without_room():
-                write_file(self.folder / MEASURED, record.model_dump_json())
-                why = None
+            why = None if self._put_away(record) else "there was no room to put away first what was measured"
         ranks.barrier()
-        self.measured = True
         why = "the batch system was about to end the job" if self._hurried else why
         profile, files = Profile(reason=why), dict[str, str]()
         if not ranks.agree(why is not None):
@@ -394,10 +437,16 @@ def main(folder: Path) -> None:
     point = Point.model_validate_json(read_json(folder / "point.json"))
     die_with_parent()
     if os.environ.get("RANK", "0") == "0":
-        note_start(folder)
+        note_start(folder, point.world)
     worker = Worker(folder, point)
-    limit = None
     signal.signal(signal.SIGUSR1, lambda number, frame: worker.hurry())  # what `sbatch --signal` sends before the time is over
+    # Launchers, and what starts the ranks where one of them has ended, ask a process to end before they end it.
+    with on_termination(lambda number: worker.rescue()) if worker.rank == 0 else nullcontext():
+        _run(worker)
+
+
+def _run(worker: Worker) -> None:
+    point, limit = worker.point, None
     try:
         limit = limit_memory(point.devices) if point.device_class == "cpu" else None
         worker.run()
@@ -405,6 +454,6 @@ def main(folder: Path) -> None:
         full = is_out_of_memory(error) or (limit is not None and _NO_STACK in str(error))
         of = f"; the worker may take {human(limit, 'B')} ({MEMORY} sets another limit)" if full and limit else ""
         trace = f"rank {worker.rank}: {traceback.format_exc()}"
-        if worker.note("oom" if full else "failed", reason_of(error) + worker.where + of, trace) and not worker.measured:
+        if worker.note("oom" if full else "failed", reason_of(error) + worker.where + of, trace) or worker.rank == 0:
             worker.rescue()
         raise
