@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -233,6 +234,12 @@ def test_a_node_s_peak_is_that_of_the_devices_that_a_point_uses_of_it(
     found = record.make_record(ranks, known, table=False)
     assert found.peak_datasheet is not None and found.peak_datasheet.value == 312e12
     assert found.value("mfu") == pytest.approx(1e12 / 312e12)
+    for elsewhere, peak in (("NVIDIA A100-SXM4-40GB x4", 312e12), ("NVIDIA H200 x4", None)):
+        for rank, device in zip(ranks, ("NVIDIA A100-SXM4-40GB x1 + NVIDIA L4 x1", elsewhere), strict=True):
+            rank.node = replace(NodeSummary.unread("no sensor"), device=device)
+        mixed = record.make_record(ranks, known, table=False)
+        assert mixed.peak_datasheet is not None and mixed.peak_datasheet.value == peak and "mixed_nodes" in mixed.flags
+    assert mixed.metrics["mfu"].reason == "the nodes differ: NVIDIA A100-SXM4-40GB here, NVIDIA H200 x4 elsewhere"
 
 
 def test_a_run_ends_on_every_node_when_it_has_ended_on_all() -> None:

@@ -148,7 +148,7 @@ def make_record(ranks: list[RankSummary], known: Known, *, table: bool = True) -
     known = dataclasses.replace(known, facts=_with_damaged(known.facts, ranks))
     measured, point = together(ranks, known), known.point
     nodes = _nodes(ranks, measured.window)
-    datasheet = known.datasheet or _datasheet(system, point.precision, point.devices)
+    datasheet = known.datasheet or _datasheet(system, point.precision, point.devices, [node.device for node in nodes.each])
     metrics = derive(measured, nodes.energy, nodes.idle, datasheet, known.probed, bandwidth=known.bandwidth, cache=known.cache)
     metrics["other_cpu_share"] = nodes.other_cpu
     metrics |= run_metrics(measured, nodes.energy)
@@ -344,8 +344,8 @@ def _fingerprint(ranks: list[RankSummary]) -> Fingerprint | None:
     return Fingerprint(step=FINGERPRINT_STEP, losses=[float(own[FINGERPRINT_STEP - 1]).hex() for own in seen])
 
 
-def _datasheet(system: System, precision: Precision, devices: int) -> Peak:
-    """The peak of each of the first ``devices`` of a node."""
+def _datasheet(system: System, precision: Precision, devices: int, nodes: Sequence[str] = ()) -> Peak:
+    """The peak of each of the first ``devices`` of a node; ``nodes`` are the identities of all nodes, where there are several."""
     dtype = ARITHMETIC.get(precision)
     if dtype is None:
         return Peak(value=None, dtype=precision, reason="which peak it is depends on the precision, which was not stated")
@@ -356,6 +356,9 @@ def _datasheet(system: System, precision: Precision, devices: int) -> Peak:
     if figure is None:
         reason = system.missing.get("peak") or f"the data sheet of {system.devices[0].model} has no {dtype}"
         return Peak(value=None, dtype=dtype, reason=reason)
+    others = sorted({found for found in nodes if found and f"{models[0]} x" not in found}) if system.device_class == "gpu" else []
+    if others:
+        return Peak(value=None, dtype=dtype, reason=f"the nodes differ: {models[0]} here, {' and '.join(others)} elsewhere")
     return Peak(value=figure.value, dtype=dtype, source=figure.source)
 
 
