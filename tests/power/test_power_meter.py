@@ -16,7 +16,7 @@ from caraml.base.errors import InputError
 from caraml.power import Meter, WindowEnergy
 from caraml.power.energy import around, sum_domains
 from caraml.power.meter import TAIL_SHARE
-from caraml.power.model import BoundaryEnergy, ChannelEnergy, Reading, window_from_dict
+from caraml.power.model import BoundaryEnergy, Channel, ChannelEnergy, Reading, window_from_dict
 from caraml.power.signals import Constant, FakeSource, Square
 from caraml.power.source import SourceUnavailable
 from caraml.power.store import ReadingStore
@@ -316,3 +316,28 @@ def test_a_meter_is_waited_for_although_another_of_its_name_is_missing() -> None
         newest = meter.store.newest(mean.id)
     assert window.start is not None and window.end is not None and newest is not None
     assert (newest[0] + newest[1]) / 2 >= window.end + min(mean.age_s, TAIL_SHARE * (window.end - window.start))
+
+
+class Controller:
+    """A node's controller that has a new value every 60 s."""
+
+    name, min_interval_s = "controller", 1.0
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def channels(self) -> list[Channel]:
+        return [channel("power_mean", boundary="node_ac", update_period_s=1.0, mean_window_s=1.0, resolution=1.0, period_guessed=True)]
+
+    def read(self) -> list[Reading]:
+        now = time.monotonic()
+        return [Reading("t:power_mean", now, now, 400.0 + 7 * (now // 60 % 5))]
+
+
+def test_what_a_sensor_showed_before_a_window_tells_how_often_it_has_a_new_value() -> None:
+    with Meter([Controller()]) as meter:
+        time.sleep(100)
+        with meter.window("work") as work:
+            time.sleep(15)
+    assert not work.energy.valid and work.energy.flags == ["mean_sensor", "too_short"]

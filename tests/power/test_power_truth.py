@@ -242,3 +242,41 @@ def test_a_part_time_sensor_pays_for_what_it_does_not_see() -> None:
     found = estimate(sensor, observed(sensor, signal, window, draw), window)
     assert found.parts["blind"] == pytest.approx(200 * 0.75 * 10)
     assert "aliasing_possible" in found.flags
+
+
+@pytest.mark.parametrize(("real", "length"), [(1.0, 60.0), (5.0, 200.0), (20.0, 600.0), (60.0, 1200.0), (20.0, 60.0), (60.0, 60.0)])
+def test_a_power_that_is_refreshed_more_seldom_than_declared_is_found_out(real: float, length: float) -> None:
+    """A node's controller, asked every second since five minutes before work that begins and ends with the window: its values scatter by
+    3 W, in whole watts, and each stays for ``real`` seconds. It was valid, and 25 % off with a bound of 2 %, after 60 s of 20 s each."""
+    declared = channel("power_mean", update_period_s=1.0, mean_window_s=1.0, resolution=1.0, period_guessed=True)
+    draw, held = random.Random(f"{real} {length}"), 0
+    for _ in range(40):
+        phase, values, series = draw.random() * real, dict[int, float](), ReadingSeries()
+        work = Work(Constant(400.0), 0.0, length)
+        times = [second + draw.random() for second in range(-300, int(length) + 2)]
+        for t in sorted([*times, 0.0, length]):
+            number = math.floor((t + phase) / real)
+            at = number * real - phase
+            value = values.setdefault(number, round(work.energy(at) - work.energy(at - 1.0) + draw.gauss(0, 3)))
+            series.add(t, t, value)
+        found = power_energy(series, declared, 0.0, length, 1.0)
+        assert found.energy_j is not None and found.bound_j is not None
+        assert ("too_short" in found.flags) == (length < 10 * real)
+        held += abs(found.energy_j - work.energy(length)) <= found.bound_j
+        assert real > 1 or found.bound_j < 0.04 * work.energy(length)
+    assert held >= 38 or length < 10 * real
+
+
+@pytest.mark.parametrize("steps", [(), (5.0, 25.0)], ids=["at rest", "loaded in between"])
+def test_a_load_that_is_steady_for_the_sensor_s_resolution_makes_it_no_slower(steps: tuple[float, ...]) -> None:
+    """Whole watts that change by one now and then, also with two steps of the load."""
+    declared = channel("power_mean", update_period_s=1.0, mean_window_s=1.0, resolution=1.0, period_guessed=True)
+    draw, series = random.Random(6), ReadingSeries()
+    for second in range(-60, 42):
+        series.add(second, second, 300 * (sum(second > step for step in steps) % 2) + 70 + (draw.random() < 0.2))
+    found = power_energy(series, declared, 0.0, 40.0, 1.0)
+    assert (
+        "too_short" not in found.flags
+        and found.bound_j is not None
+        and found.bound_j < (0.05 if not steps else 0.15) * (found.energy_j or 0)
+    )

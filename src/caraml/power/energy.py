@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import compress, groupby
 
 from caraml.power.counter import MARGIN, counter_energy, max_power
-from caraml.power.integral import power_energy
+from caraml.power.integral import power_energy, seen_period
 from caraml.power.model import BLOCKING, BOUNDARIES, SOME, BoundaryEnergy, Channel, ChannelEnergy, WindowEnergy
 from caraml.power.source import BUILT_IN
 from caraml.power.store import ReadingSeries, SeriesEstimate
@@ -102,7 +102,7 @@ def _without_spikes(measured: ChannelReadings, start: float, end: float) -> Chan
     highest = MARGIN * max_power(channel)
     kept = [value <= highest for value in series.value]
     runs = [list(run) for plausible, run in groupby(range(len(kept)), kept.__getitem__) if not plausible]
-    if not runs or any(series.t[run[-1]] - series.t[run[0]] > channel.update_period_s for run in runs):
+    if not runs or any(series.t[run[-1]] - series.t[run[0]] > seen_period(series, channel) for run in runs):
         return measured
     plausible = ReadingSeries(*(array("d", compress(column, kept)) for column in (series.t, series.half, series.value)))
     lost = series.count(start, end) - plausible.count(start, end)

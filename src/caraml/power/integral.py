@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 from array import array
+from dataclasses import replace
 from itertools import pairwise
+from statistics import median
 
 from caraml.power.model import Channel
 from caraml.power.store import ReadingSeries, SeriesEstimate, interpolate, silent, usable_shift
@@ -31,6 +33,16 @@ this share of the highest power that was."""
 
 MIN_MEAN_WINDOWS = 5
 """A window that is not longer than this many averaging times of the sensor is too short: its edges are most of it."""
+
+REPEATED = 2
+"""A value that is read so often in a row, usually, is held by the sensor and not by the load."""
+
+FEW_HELD, FEW_VALUES = 3, 10
+"""Fewer values than this that came and went by a jump tell little, and of a sensor that showed fewer in all there are no more."""
+
+HELD_SHARE = 0.75
+"""Share of the times for which a sensor was seen to hold a value that are no longer than its update period is taken to be. Two values that
+are equal by chance look like one that was held for twice as long."""
 
 NOISE_WEIGHT = 0.7
 """Variance of the sum per squared residual, for readings that do not depend on each other. A residual is a reading minus
@@ -92,6 +104,26 @@ def sampling_bound(t: list[float], power: list[float], period: float = 0.0) -> f
     return SIGMAS * few * variance**0.5 + abs(curvature) / 4
 
 
+def seen_period(series: ReadingSeries, channel: Channel) -> float:
+    """Update period [s] that the readings show where that of the data sheet is a guess; the declared one where they do not tell.
+
+    A load that is steady for the sensor's resolution repeats, too, so only values count that came and went by a jump; and they tell nothing
+    where most values were read only once, since then the sensor has a new one whenever it is asked.
+    """
+    if not channel.period_guessed:
+        return channel.update_period_s
+    begins = [i for i in range(1, len(series)) if series.value[i] != series.value[i - 1]]
+    jumped = {i for i in begins if abs(series.value[i] - series.value[i - 1]) > 2 * channel.resolution}
+    spans = [(a, b) for a, b in pairwise(begins) if a in jumped and b in jumped]
+    if len(spans) < FEW_HELD and len(begins) < FEW_VALUES:  # then also those that came or went by one, or are cut at an end of the readings
+        spans = [(a, b) for a, b in pairwise([0, *begins, len(series) - 1]) if a in jumped or b in jumped]
+    held = [(series.t[b] - series.t[a], b - a) for a, b in spans]
+    if not held or median(count for _, count in held) < REPEATED:
+        return channel.update_period_s
+    times = sorted(time for time, _ in held)
+    return max(channel.update_period_s, times[int(HELD_SHARE * len(times))])
+
+
 def trapezoid(t: list[float], power: list[float]) -> float:
     """Integral of the straight lines through the points [J]."""
     return sum((b - a) * (p + q) / 2 for (a, p), (b, q) in pairwise(zip(t, power, strict=True)))
@@ -105,6 +137,7 @@ def power_energy(series: ReadingSeries, channel: Channel, start: float, end: flo
     part-time sensor does not observe).
     """
     estimate = SeriesEstimate()
+    channel = replace(channel, update_period_s=seen_period(series, channel))
     why = silent(series, start, end)
     if why or len(series) < 2:
         if seen := estimate.seen_in_part(series.t, start, end, why or "the sensor gave one reading only"):

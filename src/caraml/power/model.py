@@ -80,6 +80,8 @@ class Channel:
     """Smallest step of the value [J or W]."""
     update_period_s: float = 0.0
     """Longest time that the sensor repeats itself before it shows a new value [s]. Readings are up to this old."""
+    period_guessed: bool = False
+    """Nobody publishes the update period of a power: where readings show that it is longer, that counts."""
     mean_window_s: float = 0.0
     """Time over which a ``power_mean`` averages [s]."""
     spacing_s: float = 0.0

@@ -45,6 +45,7 @@ def _channel(source: str, label: str, window: float, name: str, meter: str = "")
         hardware="node",
         resolution=1.0,
         update_period_s=1.0,
+        period_guessed=True,
         mean_window_s=window,
         meter=meter,
     )

@@ -114,6 +114,7 @@ class CsvSource(SensorGroup):
                 hardware="node",
                 resolution=scale if kind == "energy" and scale == 1.0 else 0.0,
                 update_period_s=period if kind == "energy" else 0.0,
+                period_guessed=kind != "energy",
                 mean_window_s=period if kind != "energy" else 0.0,
                 spacing_s=period,
                 meter=f"{self._meter}:{outlet}",

@@ -309,6 +309,7 @@ def _channel(source: str, device: str, label: str, resolution: float, max_power:
         hardware=source,
         resolution=resolution,
         update_period_s=0.1,
+        period_guessed=True,
         max_power_w=max_power,
     )
 
