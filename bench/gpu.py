@@ -29,9 +29,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+BEGAN = time.monotonic()
+"""Loading torch, which a new machine's disk may take a minute for, is part of the time."""
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench"), str(ROOT / "bench" / "train")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))  # of the workers
+os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as points have it: checks and comparisons are of the same GPU
 NEEDED = ("torch", "numpy", "scipy", "pydantic")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 if MISSING:
@@ -65,6 +68,9 @@ CHECKING = 150.0
 """Seconds that the checks may take; of one that has not ended then, nothing is known. And those for which others compile."""
 MEMORY = 130e9
 """Bytes of a device on which points compile beside the peers, which take 80 GB by then. On a smaller one they compile when they are run."""
+BESIDE_MEMORY = 75e9
+"""Bytes of a device on which the first comparison's programs, CARAML's in all ways among them, have room beside each other and the checks.
+On a smaller one they begin after the checks, without those ways."""
 STEPPED = ("gpt-117M", "resnet50")
 """Benchmarks that compile while the device is checked: those whose step needs little memory beside the peers'."""
 LATER = 25.0
@@ -189,7 +195,8 @@ def turns_of(work: str, options: argparse.Namespace) -> list[str]:
     asked += ["--batch", str(options.batch)] if options.batch else []
     asked += ["--only", "CARAML"] if work in ALONE else []
     threads = max((os.cpu_count() or 1) // 8, 1)  # of each program
-    return [str(ROOT / "bench/train/compare.py"), work, *asked, "--variants", "--seconds", str(TURN), "--threads", str(threads)]
+    asked += ["--variants"] if options.memory >= BESIDE_MEMORY or work in ALONE else []
+    return [str(ROOT / "bench/train/compare.py"), work, *asked, "--seconds", str(TURN), "--threads", str(threads)]
 
 
 def _how(options: argparse.Namespace) -> str:
@@ -352,7 +359,7 @@ def main() -> int:
             say(ANSWER + json.dumps(asdict(one)))
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended, as on Ctrl-C
-    deadline = time.monotonic() + 60 * options.minutes
+    deadline = BEGAN + 60 * options.minutes
 
     def left() -> float:
         return deadline - time.monotonic()
@@ -366,7 +373,8 @@ def main() -> int:
     options.memory = min((one.memory_bytes or 0 for one in system.devices), default=0)
     options.folder = options.out / re.sub(r"[^a-z0-9]+", "-", system.identity.lower()).strip("-")
     found = Found(f"{system.identity}, torch {torch.__version__}, driver {system.driver}", [], [], [], [])
-    waiting = {works[0]: held(works[0], options)} if works and compiles(options.device) and not one_process_at_a_time() else {}
+    early = works and compiles(options.device) and options.memory >= BESIDE_MEMORY and not one_process_at_a_time()
+    waiting = {works[0]: held(works[0], options)} if early else {}
     try:
         found.checks = correctness(options, points, works[1:] if waiting else (), min(CHECKING, left()))
         found.write(options.folder)

@@ -103,6 +103,7 @@ def trainer(spec: Spec) -> None:
         weight_decay=0.1,
         max_grad_norm=1.0,
     )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # it would give each of a machine's GPUs as many samples, and take them all
     if spec.workload == "gpt":
         Trainer(_gpt2(params), arguments, train_dataset=_RandomText(params["vocab_size"], params["sequence_length"])).train()
         return

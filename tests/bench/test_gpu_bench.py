@@ -55,6 +55,7 @@ def gpu() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "gpu", module)
         patch.setenv("PYTHONPATH", os.environ["PYTHONPATH"])
+        patch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         patch.setattr(sys, "path", list(sys.path))
         spec.loader.exec_module(module)
         yield module
@@ -135,10 +136,11 @@ def test_what_compiles_beside_the_checks_has_memory_and_a_context(
     text = (ROOT / "bench" / "gpu.toml").read_text()
     assert all(f'name = "{name}"\n' in text for name in gpu.STEPPED)
 
+    given = {"suite": "s.toml", "nanogpt": "n", "timm": None, "torchvision": None, "precision": "bf16", "batch": None}
+
     def commands(kind: str = "cuda", memory: float = 150e9) -> list[list[str]]:
         asked.clear()
-        paths = {"suite": "s.toml", "nanogpt": "n", "timm": None, "torchvision": None}
-        options = SimpleNamespace(device=kind, memory=memory, precision="bf16", batch=None, **paths)
+        options = SimpleNamespace(device=kind, memory=memory, **given)
         gpu.correctness(options, points, ["resnet50-b128"], 60.0)
         return asked
 
@@ -147,6 +149,8 @@ def test_what_compiles_beside_the_checks_has_memory_and_a_context(
     assert work[1] == "resnet50-b128" and "--nanogpt=n" in work and work[work.index("--rounds") + 1] == "0"
     assert "--only" not in work
     assert commands("mps") == [] == commands(memory=80e9)
+    for memory, name, ways in ((40e9, gpu.BESIDE[0], False), (85e9, gpu.BESIDE[0], True), (40e9, *gpu.ALONE, True)):
+        assert ("--variants" in gpu.turns_of(name, SimpleNamespace(device="cuda", memory=memory, **given))) == ways
     monkeypatch.setattr(gpu, "_checked", lambda kind, seconds: [gpu.Check("x", 1.0, 0.1)])
     commands()
     assert len(waited) == 3, "nothing is timed on a device that is wrong"
@@ -211,6 +215,8 @@ def test_parts_come_in_turns_and_each_leaves_its_table(
     monkeypatch.setattr(gpu, "held", lambda work, options: done.append(f"held {work}") or work)
     monkeypatch.setattr(gpu, "beside", beside)
     monkeypatch.setattr(gpu, "end", ended.append)
+    monkeypatch.setattr(gpu, "BEGAN", 0.0)
+    monkeypatch.setattr(gpu, "BESIDE_MEMORY", 0.0)
     monkeypatch.setattr(gpu.time, "monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--suite", "suite.toml", "--out", "out", "--minutes", "60"])
     assert gpu.main() == 0
@@ -230,6 +236,12 @@ def test_parts_come_in_turns_and_each_leaves_its_table(
     assert kept["left_out"][0] == f"{second} in turns" and len(kept["left_out"]) == 4 - 1
     monkeypatch.setattr(gpu, "correctness", lambda options, points, works, seconds: [gpu.Check("x", 2.0, 1.0)])
     assert gpu.main() == 1 and ended == [first], "who waits is ended where nothing is timed"
+    monkeypatch.setattr(gpu, "BESIDE_MEMORY", 1e15)
+    assert gpu.main() == 1 and ended == [first], "on a small device nobody waits while it is checked"
+    monkeypatch.setattr(gpu, "BEGAN", -3600.0)
+    monkeypatch.setattr(gpu, "correctness", lambda options, points, works, seconds: [gpu.Check("x", 0.0, 1.0)])
+    done.clear()
+    assert gpu.main() == 0 and not done, "what it takes until torch is loaded is part of the time"
 
 
 def test_points_end_with_the_time(gpu: ModuleType) -> None:

@@ -20,7 +20,7 @@ def turns(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     import turns as module
 
     yield module
-    for name in ("turns", "gate", "spec", "compare"):
+    for name in ("turns", "gate", "spec", "compare", "contestants"):
         sys.modules.pop(name, None)
 
 
@@ -204,3 +204,34 @@ def test_a_program_that_does_not_train_says_why(turns, tmp_path: Path) -> None: 
     program = turns.Program("x", ["-c", code], {}, tmp_path / "log", PIPES)
     assert program.started() == "MemoryError: of the GPU", "torch says more after an error"
     program.end()
+
+
+def test_a_peer_trains_on_one_gpu_of_several(turns, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Its library would take them all, with as many samples for each of them as CARAML has for its one."""
+    trained: list[int] = []
+
+    class Arguments:
+        _n_gpu = 4
+
+        def __init__(self, **given: object) -> None:
+            assert given["per_device_train_batch_size"] == 16
+
+        @property
+        def n_gpu(self) -> int:
+            return self._n_gpu
+
+    class Trainer:
+        def __init__(self, model: object, arguments: Arguments, train_dataset: object) -> None:
+            self.arguments = arguments
+
+        def train(self) -> None:
+            trained.append(self.arguments.n_gpu)
+
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(Trainer=Trainer, TrainingArguments=Arguments))
+    import contestants
+    from spec import Spec
+
+    monkeypatch.setattr(contestants, "_gpt2", lambda params: None)
+    params = {"vocab_size": 8, "sequence_length": 4}
+    contestants.trainer(Spec("trainer", "gpt", params, 16, scratch=str(tmp_path), device="cuda"))
+    assert trained == [1]
