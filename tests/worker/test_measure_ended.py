@@ -146,6 +146,28 @@ def test_a_signal_that_ends_the_loop_waits_for_its_record(tmp_path: Path, monkey
     assert taken == [False] and only(tmp_path).status == "ok"
 
 
+@pytest.mark.parametrize("kills", [True, False])
+def test_a_loop_of_several_ranks_that_ends_as_its_record_is_begun_has_one_attempt(
+    kills: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a signal, or as another rank is gone: the attempt that was made for the last word has the early one."""
+    killed = threading.Event()
+
+    def ended(*_: Any) -> None:
+        if kills:
+            signal.raise_signal(signal.SIGTERM)
+            assert killed.wait(60)
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(signals, "_end_by", lambda number: killed.set())
+    monkeypatch.setattr(own_loop, "ranks_in_use", Twins)
+    monkeypatch.setattr(own_loop, "write_readings", ended)
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        measured(tmp_path)
+    assert (only(tmp_path).status, only(tmp_path).attempt) == ("ok", 1)
+    assert [path.name for path in Store(tmp_path).folder(only(tmp_path)).parent.iterdir()] == ["1"]
+
+
 def test_readings_that_cannot_be_written_leave_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARAML_POWER", "fake:constant")
     asked: list[Any] = []

@@ -214,7 +214,8 @@ class OwnLoop:
         point, missing = self._records.of_steps(everyone)
         folder, files = self._records.out, dict[str, str]()
         if ranks.rank == 0:
-            folder = self._records.kept() or self._records.new_attempt(point)
+            with self._writing:
+                folder = self._records.kept() or self._records.new_attempt(point)
         with suppress(OSError):  # the record is worth more than its readings
             files = write_readings(ranks, everyone, self._instruments, folder, self._log.origin)
         try:

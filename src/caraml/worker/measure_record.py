@@ -50,6 +50,8 @@ class LoopRecords:
         """What came out, on the rank that wrote it."""
         self.early: Path | None = None
         """Folder of a record that was written before the block ended."""
+        self._made: Path | None = None
+        """The attempt that this rank made, whether or not its record is written yet."""
         self._point, self._facts, self._ranks, self.out, self._log = point, facts, ranks, out, log
         self._started_at = now()
         next_attempt = max(attempts(out / "points" / point.folder_name), default=0) + 1
@@ -65,7 +67,7 @@ class LoopRecords:
             return
         with to_its_end(), ranks.telling() if alone else nullcontext(ranks.rank == 0) as first:
             if first is None:  # nobody can say any more which rank it is: the one that makes the attempt
-                folder = Store(self.out).claim_attempt(point, point.folder_name, self._next_attempt)
+                folder = self._made or Store(self.out).claim_attempt(point, point.folder_name, self._next_attempt)
             elif first:
                 folder = self.new_attempt(point)
             yield folder
@@ -130,17 +132,20 @@ class LoopRecords:
         return self.record
 
     def new_attempt(self, point: Point) -> Path:
-        """A folder for the next record of this point, where there is room."""
-        try:
-            return Store(self.out).new_attempt(point)
-        except OSError as error:
-            self._move(error)
-            return Store(self.out).new_attempt(point)
+        """A folder for the record of this loop, where there is room: the one that was made for it before, if it was not written then."""
+        if self._made is None:
+            try:
+                self._made = Store(self.out).new_attempt(point)
+            except OSError as error:
+                self._move(error)
+                self._made = Store(self.out).new_attempt(point)
+        return self._made
 
     def _move(self, error: OSError) -> None:
         """Give up the folder of the results for a temporary one: its disk is full, or it is gone, and nothing measured is to be lost."""
         made, given_up = new_folder_beside(Path(tempfile.gettempdir()) / "caraml-results", 0o700), self.out
         self.out = made.rename(made.with_name(made.name.removeprefix(".").removesuffix(".tmp")))  # as hard to guess, and not hidden
+        self._made = None
         say(f"caraml: {given_up}: {error.strerror or error}; the record goes to {self.out}")
 
     def keep_failure(self, folder: Path, status: Status, reason: str, files: dict[str, str]) -> None:
