@@ -267,6 +267,15 @@ class TestBottleneck:
         found = bottleneck(run(100), Partners([]))
         assert found.by is None and found.word == "not known" and found.sentence.startswith("what limits it is not known (")
 
+    def test_a_rate_far_above_its_limit_is_no_limit(self) -> None:
+        """A loop that told three times its FLOPs was advised that only lower precision or faster devices help."""
+        more = {"data_wait_share": metric(0.01, "1", None), "mfu_measured": metric(2.4, "1"), "mfu": metric(1.7, "1")}
+        found = bottleneck(run(100, more=more), Partners([]))
+        assert found.by is None and "MFU 240.0% of the fastest kernel measured on this device: the peak, or the FLOPs" in found.sentence
+        found = bottleneck(run(100, more=more | {"mfu": metric(0.8, "1")}), Partners([]))
+        assert found.by == "compute" and "MFU 80.0% of the data sheet's peak, as MFU 240.0% of" in found.sentence
+        assert self.of(run(100, more=more | {"mfu_measured": metric(1.02, "1")}))["compute"] == 1.0
+
     def test_close_shares_are_not_told_apart(self) -> None:
         more = {"data_wait_share": metric(0.48, "1", None), "mfu_measured": metric(0.5, "1")}
         assert self.of(run(100, more=more))["by"] is None

@@ -30,6 +30,8 @@ Part = Literal["input", "communication", "compute", "memory and overhead"]
 
 CLOSE = 0.05
 """Shares of the time that are closer than this are not told apart."""
+BEYOND = 1.1
+"""MFU above which the peak, or the FLOPs that were counted, are wrong: by less than that a short measurement of the peak may be off."""
 GROWING = 0.1
 """Gain in rate by the next larger batch from which overhead is said to be the rest."""
 
@@ -146,10 +148,16 @@ def _communication(record: Record, partners: Partners) -> Share:
 
 
 def _compute(record: Record) -> Share:
+    beyond = None
     for name, what in (("mfu_measured", "of the fastest kernel measured on this device"), ("mfu", "of the data sheet's peak")):
         value = record.value(name)
-        if value is not None:
-            return Share("compute", min(value, 1.0), f"MFU {value:.1%} {what}")
+        if value is not None and value <= BEYOND:
+            return Share(
+                "compute", min(value, 1.0), f"MFU {value:.1%} {what}" + (f", as {beyond} is more than all of it" if beyond else "")
+            )
+        beyond = beyond or (None if value is None else f"MFU {value:.1%} {what}")
+    if beyond is not None:
+        return Share("compute", None, f"{beyond}: the peak, or the FLOPs that are counted per item, are wrong")
     metric = record.metrics.get("mfu_measured") or record.metrics.get("mfu")
     return Share("compute", None, (metric.reason if metric else None) or "arithmetic was not counted")
 
