@@ -135,6 +135,30 @@ def test_a_process_alone_that_moves_is_left_alone_for_longer_than_its_patience(
     assert ends and ends[0].startswith(f"no step for {PATIENCE:g} s"), "one that stands still is not"
 
 
+def test_ranks_that_were_stopped_together_are_not_taken_for_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Slurm, which suspends jobs: when all go on, the watchdog of rank 0 may be the first that does."""
+    monkeypatch.setenv(PATIENCE_VARIABLE, f"{PATIENCE}")
+    ranks, store, ends, looks = Ranks(world=2), dist.HashStore(), list[str](), itertools.count()
+    ranks.own_store = lambda: store  # type: ignore[method-assign]
+    watchdog, clock = Watchdog(ranks, ends.append), SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+
+    def looks_again(pause: float) -> bool:
+        look = next(looks)
+        stopped = look == 20
+        clock.now += 10 * PATIENCE if stopped else pause
+        if not stopped:
+            watchdog._sign.batches, watchdog._sign.place = look, "step"
+            store.set("caraml/alive/1", Sign(look, look, "step").text())
+        return look > 40
+
+    monkeypatch.setattr("caraml.engine.watchdog.time", clock)
+    monkeypatch.setattr(watchdog, "_over", SimpleNamespace(wait=looks_again, is_set=lambda: False))
+    monkeypatch.setattr(watchdog, "_end", ends.append)
+    watchdog._run()
+    assert ends == []
+
+
 CPU = torch.device("cpu")
 
 

@@ -151,10 +151,13 @@ class Watchdog:
         self._sign.place = "step"
 
     def _run(self) -> None:
-        verdict = HangVerdict(len(self._watched), self._patience, time.monotonic(), all_ranks=self._ranks.rank == 0)
-        while not self._over.wait(min(self._patience * SILENCE / 8, 10.0)):
+        verdict = HangVerdict(len(self._watched), self._patience, all_ranks=self._ranks.rank == 0)
+        pause, last, passed = min(self._patience * SILENCE / 8, 10.0), time.monotonic(), 0.0
+        while not self._over.wait(pause):
+            before, last = last, time.monotonic()
+            passed += min(last - before, 2 * pause)  # while this process is stopped, as Slurm suspends jobs, no other has to move
             self._sign.looks += 1
-            hanging = verdict.hears(self._signs(), time.monotonic())
+            hanging = verdict.hears(self._signs(), passed)
             if hanging is not None and not self._over.is_set():
                 self._end(hanging)
 
