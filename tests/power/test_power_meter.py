@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import threading
 import time
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
@@ -15,7 +16,7 @@ from sensors import channel
 from caraml.base.errors import InputError
 from caraml.power import Meter, WindowEnergy
 from caraml.power.energy import around, sum_domains
-from caraml.power.meter import TAIL_SHARE
+from caraml.power.meter import TAIL_SHARE, ClockLog
 from caraml.power.model import BoundaryEnergy, Channel, ChannelEnergy, Reading, window_from_dict
 from caraml.power.signals import Constant, FakeSource, Square
 from caraml.power.source import SourceUnavailable
@@ -265,6 +266,24 @@ def test_a_machine_that_slept_gives_no_valid_number(monkeypatch: pytest.MonkeyPa
         slept[0] = 60.0
     assert "suspended" in window.energy.flags
     assert not window.energy.valid
+
+
+@pytest.mark.parametrize("held_up", range(60))
+def test_a_thread_that_is_held_up_between_two_clocks_sees_none_jump(held_up: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy machine, and by others that hold the interpreter: its energy would be that of a machine that slept, and none."""
+    now, reads = [100.0], itertools.count()
+
+    def read(_: int = 0) -> float:
+        before = now[0]
+        now[0] += 1.0 if next(reads) == held_up else 1e-6
+        return before
+
+    clocks = SimpleNamespace(monotonic=read, time=read, clock_gettime=read, CLOCK_BOOTTIME=7)
+    monkeypatch.setattr("caraml.power.meter.time", clocks)
+    log = ClockLog()
+    for _ in range(3):
+        log.note()
+    assert log.flags(100.0, now[0]) == []
 
 
 def test_every_field_of_the_record_has_a_json_simple_type() -> None:

@@ -54,10 +54,16 @@ class ClockLog:
         self.note()
 
     def note(self) -> None:
-        now = time.monotonic()
-        self._wall.append(time.time() - now)
-        self._boot.append(suspended_s())
+        _, now, wall, boot = min(self._look() for _ in range(3))  # a thread that is held up within a look would see clocks jump
+        self._wall.append(wall)
+        self._boot.append(boot)
         self._t.append(now)
+
+    def _look(self) -> tuple[float, float, float, float]:
+        """How long the look took, when it began, and the offsets [s]."""
+        now = time.monotonic()
+        wall, boot = time.time() - now, suspended_s()
+        return time.monotonic() - now, now, wall, boot
 
     def wall(self, t: float) -> float:
         """Wall time of a monotonic instant [s since 1970], by the comparison before it."""
