@@ -382,6 +382,20 @@ def test_energy_that_nobody_read_to_the_end_is_null_with_the_reason(tmp_path: Pa
     assert record.status == "ok" and energy.value is None and "ended before the program did" in (energy.reason or "")
 
 
+@pytest.mark.parametrize(("slept", "status"), [(3600.0, "invalid"), (0.1, "ok")])
+def test_a_machine_that_slept_while_the_shell_alone_ran_a_program_has_no_time_of_it(
+    slept: float, status: str, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lid of a laptop was closed: clock and uptime go on, and an hour would be the program's."""
+    point = make_point(workload="command", params={"argv": ["true"]})
+    work = PointTask(0, PlannedPoint(point), point.key, f"command-{point.key}", Params(argv=["true"]))
+    running = RunningPoint(work, tmp_path / "1", "local:1:", LocalLauncher())
+    monkeypatch.setattr("caraml.campaign.attempt.suspended_s", lambda: running.asleep + slept)
+    record = record_of_program(running, {}, Ran(0, "x", 0.5 + slept, at=1.0), None, None)
+    assert record.status == status and (record.window is not None) == (status == "ok")
+    assert status == "ok" or record.reason == "the machine slept while the program ran"
+
+
 @pytest.mark.parametrize("argv", [["echo", "-e", "x=1"], ["time", "true"], ["true"], ["exit", "0"]])
 def test_a_program_called_like_a_word_of_the_shell_s_is_the_program(
     tmp_path: Path, argv: list[str], monkeypatch: pytest.MonkeyPatch

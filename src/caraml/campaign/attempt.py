@@ -19,6 +19,7 @@ from caraml.launch import Job, JobState, Launcher
 from caraml.launch.script import SCRIPT, Recipe, program_script
 from caraml.metrics.energy import ENERGY_METRICS, NO_ENERGY, POWER_METRICS
 from caraml.metrics.model import Metric, unknown
+from caraml.power.meter import suspended_s
 from caraml.results import claim
 from caraml.results.finish import finish, reason_of, skipped
 from caraml.results.record import FINAL, Record, Status
@@ -33,6 +34,9 @@ from caraml.workloads.command import Params, filled, filled_command, names_of, r
 
 _VISIBLE_SECONDS = 10.0
 _LOOK_SECONDS = 0.25
+_ASLEEP_SECONDS = 1.0
+"""A machine that slept for longer while the shell alone ran a program has no time of it: of all clocks that the shell can read, none stops
+then."""
 _ANNOUNCING_SECONDS = 1.0
 """How long a script may take between making its announcement and writing it."""
 
@@ -87,6 +91,8 @@ class RunningPoint:
     """CPU time when a program was started by the shell alone, of which nobody else knows what others used."""
     sensors: Sensors | None = None
     """Read by this process, around a program that the shell alone runs."""
+    asleep: float = field(default_factory=suspended_s)
+    """How long the machine had slept when it was launched."""
 
     @classmethod
     def of(cls, work: PointTask, folder: Path, handle: str, launcher: Launcher) -> RunningPoint:
@@ -345,6 +351,8 @@ def record_of_program(running: RunningPoint, names: Mapping[str, Any], how: Ran,
     assert params is not None
     measured, flags = {**_no_energy(params.item, (sensor or _UNREAD) if params.energy else NO_ENERGY)}, []
     output = Output.of(params, names, running.folder, how.exit_code)
+    if suspended_s() - running.asleep > _ASLEEP_SECONDS:
+        how = replace(how, seconds=None, doubt="the machine slept while the program ran")
     if running.sensors is not None:
         how = running.sensors.completed(point, output.items, running.folder, how)
         running.sensors.close()
