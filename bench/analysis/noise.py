@@ -30,8 +30,6 @@ Layer = Callable[[np.random.Generator, Array], Array]
 
 SHORTEST = 0.05
 """Least a step may take, in nominal steps."""
-LOOK = 0.5
-"""Seconds after which free ranks wait for each other: the loop looks at its steps about so often."""
 OWN = 0.03
 """Spread of the work of synchronous ranks, in nominal steps: a step is over when the slowest rank's is."""
 JITTER = 0.002
@@ -178,8 +176,8 @@ class Machine:
     """Whether there is a true step time."""
     ranks: int = 1
     together: bool = True
-    """Whether every step waits for all ranks, who share the layers and differ by ``OWN``; or ranks wait for each other at looks only,
-    and each has layers of its own."""
+    """Whether every step waits for all ranks, who share the layers and differ by ``OWN``; or ranks wait for nobody, and each has layers
+    of its own."""
 
     def rank_series(self, rng: np.random.Generator, seconds: float) -> Array:
         """Step times of every rank [s] for about so many nominal seconds: ranks x steps."""
@@ -187,38 +185,32 @@ class Machine:
         if self.ranks == 1:
             return self._series(rng, times)[np.newaxis]
         if not self.together:
-            return _met_at_looks(np.stack([self._series(rng, times) for _ in range(self.ranks)]))
+            return np.stack([self._series(rng, times) for _ in range(self.ranks)])
         slowest = OWN * rng.standard_normal((self.ranks, times.size)).max(axis=0)
         marks = JITTER * rng.standard_normal((self.ranks, times.size + 1))
         return self._series(rng, times) + self.step * (slowest + np.diff(marks, axis=1))
 
     def series(self, rng: np.random.Generator, seconds: float) -> Array:
-        """Step times of the slowest rank, step by step [s]."""
-        return self.rank_series(rng, seconds).max(axis=0)
+        """Step times as a record takes them [s]."""
+        return self.counted(found := self.rank_series(rng, seconds), found)
+
+    def counted(self, rank_series: Array, window: Array) -> Array:
+        """Of some steps those of the slowest rank: in each step, or of free ranks in the ``window``."""
+        return rank_series.max(axis=0) if self.together else rank_series[int(window.sum(axis=1).argmax())]
 
     def wall(self, rank_series: Array) -> float:
         """Time of a window of these steps [s]: the slowest rank's."""
         return float(rank_series.sum(axis=1).max())
 
     def truth(self, seed: int = 0, seconds: float = 20_000.0) -> float:
-        """True time per step [s]; of several ranks, who wait for each other, from one long run."""
-        if self.ranks == 1:
+        """True time per step [s]; of ranks that wait for each other from one long run."""
+        if self.ranks == 1 or not self.together:
             return self.step
         long = self.rank_series(np.random.default_rng(seed), min(seconds, 2e7 * self.step / self.ranks))
         return self.wall(long) / long.shape[1]
 
     def _series(self, rng: np.random.Generator, times: Array) -> Array:
         return self.step * np.maximum(1 + sum(layer(rng, times) for layer in self.layers), SHORTEST)
-
-
-def _met_at_looks(series: Array) -> Array:
-    """Free ranks: all wait for the slowest at every look, which counts towards their next step."""
-    each = max(int(LOOK / float(series.mean())), 1)
-    met = series.copy()
-    for begin in range(0, series.shape[1] - each, each):
-        worked = series[:, begin : begin + each].sum(axis=1)
-        met[:, begin + each] += worked.max() - worked
-    return met
 
 
 def with_ranks(machine: Machine, ranks: int, *, together: bool) -> Machine:

@@ -45,16 +45,17 @@ class Run:
 
 
 def measured(machine: Machine, rng: np.random.Generator, policy: Policy, truth: float, at_least: float = SETTLE) -> Run:
-    """One run of a machine whose true step time is ``truth`` [s]; rank 0 decides when to stop, and the slowest of each step is judged."""
+    """One run of a machine whose true step time is ``truth`` [s]; rank 0 decides when to stop, and the slowest is judged."""
     series = machine.rank_series(rng, 1.1 * (policy.warm_up_max_seconds + policy.max_seconds) + 30 * machine.step + 5)
     warm = _launched(series[0], (), lambda own, elapsed: warm_up_over(own, elapsed, policy, at_least))
     before, rest = series[:, :warm], series[:, warm:]
     count = _launched(rest[0], before[0], lambda own, elapsed: look(before[0], own, own.size, elapsed, policy, at_least=WINDOW).stop)
     window = rest[:, :count]
-    warm_up, slowest, wall = before.max(axis=0), window.max(axis=0), machine.wall(window)
+    warm_up, slowest, wall = machine.counted(before, window), machine.counted(window, window), machine.wall(window)
     flags = judge(warm_up, slowest, policy)
     error = truth * count / wall - 1 if machine.level else math.nan
-    return Run(error, mean_interval(slowest, before=warm_up).relative, tuple(flags), wall, seen(slowest)[1])
+    confidence = 0.95 if machine.together else 1 - 0.05 / machine.ranks  # as of the modes in which ranks do not meet
+    return Run(error, mean_interval(slowest, confidence, before=warm_up).relative, tuple(flags), wall, seen(slowest)[1])
 
 
 def _launched(series: Array, earlier: Array | tuple[()], over: Callable[[Array, float], bool]) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,6 +119,42 @@ def test_a_rank_that_ends_late_is_seen_where_the_window_closes(make_point: MakeP
     assert late > 0.01
     waited = quick.waits[1]
     assert waited is not None and waited == pytest.approx(late + LATENCY)
+
+
+OPEN = Policy(min_seconds=20, max_seconds=20, warm_up_max_seconds=1, idle_seconds=0)
+
+
+def free_ranks(work_of: Callable[[int, int], float], *, free: bool = True) -> list[RankSummary]:
+    """Two ranks measured that do not meet; ``work_of`` says how long a step takes on a rank [STEP]."""
+
+    def work(ranks: ThreadRanks) -> RankSummary:
+        number = itertools.count()
+
+        def step() -> StepOutcome:
+            ranks.clock.wait_until(ranks.clock.now() + STEP * work_of(ranks.rank, next(number)))
+            return StepOutcome(None, 0.0)
+
+        return MeasuringLoop(ranks.device, ranks, OPEN, Hooks(), free=free).run(step)
+
+    found = Meeting(2).run(work)
+    assert len(found[0].window_rows) == len(found[1].window_rows) > 100
+    return found
+
+
+def test_looks_do_not_slow_ranks_that_do_not_meet() -> None:
+    """Two ranks whose steps are longer and shorter in turn: waiting for each other at looks would add up what each is late."""
+    took = {}
+    for free in (True, False):
+        found = free_ranks(lambda rank, step: 1.5 if step // 10 % 2 == rank else 0.5, free=free)
+        took[free] = max(rank.end - rank.begin for rank in found) / len(found[0].window_rows)
+    assert took[True] == pytest.approx(STEP, rel=0.02) and took[False] > 1.05 * STEP
+
+
+def test_free_ranks_are_never_far_apart() -> None:
+    """The one that is quicker waits for the other, so that both measure the same steps; and the slower one's time counts."""
+    quick, slow = free_ranks(lambda rank, step: 1 + rank)
+    assert slow.end - slow.begin == pytest.approx(2 * STEP * len(slow.window_rows), rel=0.01)
+    assert quick.end - quick.begin > 0.9 * (slow.end - slow.begin)
 
 
 def test_nothing_begins_before_every_idle_power_is_measured() -> None:

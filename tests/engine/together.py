@@ -22,13 +22,19 @@ class ThreadRanks(Ranks):
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
         super().__init__(rank, meeting.world)
-        self.meeting = meeting
+        self.meeting, self.asked = meeting, 0
         self.clock = VirtualClock(1000.0 + rank * meeting.apart)
         self.device = KnownDevice(self.clock, launch_cost=0.0005, queue=1.0)
 
     def agree(self, value: int) -> int:
         """Rank 0's value; nobody has it before rank 0 has sent it."""
         return int(self.meeting.exchange(self, int(value))[0])
+
+    def agree_later(self, value: int) -> Callable[[], int]:
+        """Ask, which takes no time; what waits until all have asked."""
+        number, self.asked = self.asked, self.asked + 1
+        self.meeting.ask(number, self, value)
+        return lambda: self.meeting.answer(number, self)
 
     def gather(self, value: Any) -> list[Any]:
         """Everybody's value."""
@@ -51,6 +57,22 @@ class Meeting:
         self._slots: list[Any] = [None] * world
         self._times = [0.0] * world
         self._here, self._read = threading.Barrier(world), threading.Barrier(world)
+        self._asked: dict[int, dict[int, tuple[int, float]]] = {}
+        self._told = threading.Condition()
+
+    def ask(self, number: int, ranks: ThreadRanks, value: int) -> None:
+        """Leave a value and the time for the question of this number."""
+        with self._told:
+            self._asked.setdefault(number, {})[ranks.rank] = value, ranks.clock.time - ranks.rank * self.apart
+            self._told.notify_all()
+
+    def answer(self, number: int, ranks: ThreadRanks) -> int:
+        """Rank 0's value, once all have left theirs; the clock moves to when the last did."""
+        with self._told:
+            assert self._told.wait_for(lambda: len(self._asked[number]) == self.world, 60)
+            asked = self._asked[number]
+        ranks.clock.wait_until(max(at for _, at in asked.values()) + LATENCY + ranks.rank * self.apart)
+        return asked[0][0]
 
     def exchange(self, ranks: ThreadRanks, value: Any) -> list[Any]:
         """Leave a value, move every clock to the latest, take all values."""

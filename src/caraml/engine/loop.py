@@ -21,8 +21,8 @@ from caraml.suite.model import Policy
 
 FEWEST_STEPS = 4
 """Below that a window has no spread, so even a hurried one waits for them."""
-_CUT = 2
-"""What ranks agree on to end a window early."""
+_STOP, _CUT = -1, -2
+"""What ranks agree on to end a stage, and to end a window early; otherwise on the steps until the next look."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,12 @@ class Hooks:
 class MeasuringLoop:
     """Measures the steps that it is told of. A context manager: the first step begins where it is entered."""
 
-    def __init__(self, device: Device, ranks: Ranks, policy: Policy, hooks: Hooks) -> None:
+    def __init__(self, device: Device, ranks: Ranks, policy: Policy, hooks: Hooks, *, free: bool = False) -> None:
+        """``free``: ranks do not wait for each other in their steps, so that looks must not make them wait either."""
         self._device, self._ranks, self._policy, self._hooks = device, ranks, policy, hooks
+        self._late = free and policy.max_steps is None  # a number of steps is exact only if all know at once that it is reached
+        self._decided: Callable[[], int] | None = None
+        """Of late ranks: waits for what was decided at the look before."""
         self._rows, self._outcomes = StepTable(), Outcomes()
         self._flags: list[str] = []
         self._phase = ExitStack()
@@ -154,21 +158,21 @@ class MeasuringLoop:
         self._end_first_step()
         self._enter("warm_up")
         self._begin(self._look_at_warm_up)
-        self._left = self._ranks.agree(self._next_steps())
+        self._left = self._stride = self._ranks.agree(self._next_steps())
 
     def _look_at_warm_up(self) -> None:
         timer, elapsed = self._timer, self._device.now() - self._anchor
         self._hooks.progress(Progress("warm_up", timer.launched))
         over = not self._undecided and warm_up_over(timer.finished(), elapsed, self._policy, self._device.settle_seconds)
-        if not self._ranks.agree(over or self._hooks.hurry()):
-            self._left = self._ranks.agree(steps_until_next_look(timer.finished(), timer.launched))
+        stop = over or self._hooks.hurry()
+        if not self._ended(_STOP if stop else steps_until_next_look(timer.finished(), timer.launched)):
             return
         self._device.synchronize()
         self._append_rows("warm_up")
         self._enter("measure")
         self._open_window()
         self._begin(self._look_at_window, at=self._window[0])
-        self._left = self._ranks.agree(self._next_steps())
+        self._left = self._stride = self._ranks.agree(self._next_steps())
 
     def _look_at_window(self) -> None:
         timer = self._timer
@@ -176,13 +180,28 @@ class MeasuringLoop:
         verdict = look(before, timer.finished(), timer.launched, elapsed, self._policy, at_least=self._device.window_seconds)
         self._hooks.progress(Progress("measure", timer.launched, verdict.interval, verdict.remaining))
         cut = not verdict.stop and self._hooks.hurry() and timer.launched >= FEWEST_STEPS
-        decision = self._ranks.agree(_CUT if cut else verdict.stop)
+        decision = self._ended(_CUT if cut else _STOP if verdict.stop else self._next_steps())
         if decision == _CUT:
             self._flags.append("truncated")
         if decision:
             self._close_window()
+
+    def _ended(self, decision: int) -> int:
+        """Whether the ranks go on to the next stage, and why, by rank 0's decision: that, or the steps until the next look.
+
+        Late ranks go by its decision at the look before. So each waits only for those that are farther behind than from one look to the
+        next: waiting for all at every look, they would be as slow as the slowest of them in every stretch between two.
+        """
+        if not self._late:
+            found = self._ranks.agree(decision)
         else:
-            self._left = self._ranks.agree(self._next_steps())
+            before, self._decided = self._decided, self._ranks.agree_later(decision)
+            found = before() if before is not None else self._stride
+        if found > 0:
+            self._left = self._stride = found
+            return 0
+        self._decided = None  # all ranks have asked, or will before they meet
+        return found
 
     def _next_steps(self) -> int:
         timer = self._timer

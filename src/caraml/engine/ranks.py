@@ -17,7 +17,7 @@ import pickle
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
@@ -81,11 +81,20 @@ class Ranks:
 
     def agree(self, value: int) -> int:
         """Rank 0's value, on every rank."""
+        return self.agree_later(value)()
+
+    def agree_later(self, value: int) -> Callable[[], int]:
+        """Asks all ranks for rank 0's value; what waits for it. Those that come to ask wait for nobody."""
         if self.world == 1:
-            return int(value)
-        shared = torch.tensor([value], dtype=torch.int64)
-        dist.broadcast(shared, src=0, group=self.hosts)
-        return int(shared.item())
+            return lambda: int(value)
+        shared = torch.tensor([value], dtype=torch.int64, device="cpu")
+        work: Any = dist.broadcast(shared, src=0, group=self.hosts, async_op=True)
+
+        def found() -> int:
+            work.wait()
+            return int(shared.item())
+
+        return found
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank. For small results after a measurement, not inside one.

@@ -19,6 +19,7 @@ from caraml.base.stats import Interval, independent_steps, mean_interval, quanti
 from caraml.metrics.energy import energies
 from caraml.metrics.model import Bandwidth, Facts, Measured, Metric, Peak, Window, scaled, unknown
 from caraml.power.model import WindowEnergy
+from caraml.suite.model import TRAINING
 from caraml.system.model import DType
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ def derive(
     cache: Bandwidth | None = None,
 ) -> dict[str, Metric]:
     """All metrics of one measured window."""
-    interval = of_rate = mean_interval(measured.window_steps, before=measured.before)
     facts, window, world = measured.facts, measured.window, measured.point.world
+    apart = 1 if measured.point.mode in TRAINING else world  # of so many ranks, each at its own pace, the steps are those of the slowest
+    interval = of_rate = mean_interval(measured.window_steps, 1 - 0.05 / apart, before=measured.before)
     if even := measured.even_steps:
         first = window.first_step
         of_rate = mean_interval(even[first : first + window.steps], before=even[1:first])
