@@ -14,7 +14,7 @@ import pytest
 from caraml.base.errors import InputError
 from caraml.base.files import write_file
 from caraml.metrics.model import Metric
-from caraml.results.finish import Failure, finish, note_failure, reason_of, skipped
+from caraml.results.finish import Failure, death, finish, note_failure, reason_of, skipped
 from caraml.results.record import Record
 from caraml.results.rows import read_table, write_table
 from caraml.results.status import ProgressReader, ProgressWriter
@@ -161,6 +161,21 @@ def test_a_killed_worker_becomes_a_failed_record(tmp_path: Path, make_point: Mak
     assert record.status == "failed" and "SIGKILL" in (record.reason or "") and "last words" in (record.reason or "")
 
 
+def test_the_node_that_was_the_first_to_end_is_told(tmp_path: Path, make_point: MakePoint) -> None:
+    """Not only that Slurm then ended those on the others."""
+    folder = Store(tmp_path).new_attempt(make_point())
+    lines = ["srun: error: sn2: task 1: Exited with exit code 1", "srun: launch/slurm: _step_signal: Terminating StepId=20.0"]
+    lines += ["ModuleNotFoundError: No module named 'torch'", "", "slurmstepd-sn1: error: *** STEP 20.0 ON sn1 CANCELLED AT 2026 ***"]
+    lines += ["srun: error: sn1: task 0: Terminated", "srun: Force Terminated StepId=20.0"]
+    (folder / "worker.log").write_text("\n".join(lines))
+    finish(folder, 143)
+    expected = "task 1 on sn2: Exited with exit code 1, and Slurm ended the rest: ModuleNotFoundError: No module named 'torch'"
+    assert read_record(folder / RECORD).reason == expected
+    assert death(folder, 1).endswith(" | srun: Force Terminated StepId=20.0")
+    (folder / "worker.log").write_text("\n".join(lines[-2:]))
+    assert death(folder, 143).startswith("killed by SIGTERM: srun: error: sn1: task 0: Terminated")
+
+
 def test_the_first_failure_is_the_cause(tmp_path: Path, make_point: MakePoint) -> None:
     folder = Store(tmp_path).new_attempt(make_point())
     note_failure(folder, Failure(status="oom", reason="out of memory", rank=3, started_at="x"))
@@ -168,6 +183,32 @@ def test_the_first_failure_is_the_cause(tmp_path: Path, make_point: MakePoint) -
     finish(folder, 1)
     record = read_record(folder / RECORD)
     assert (record.status, record.reason) == ("oom", "out of memory")
+
+
+def test_the_first_failure_stays_where_another_node_does_not_see_it_yet(
+    tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, whose clients know a folder as it was a while ago."""
+    folder = Store(tmp_path).new_attempt(make_point())
+    first, second = (Failure(status="failed", reason=reason, rank=0, started_at="x") for reason in ("the cause", "connection reset"))
+    assert note_failure(folder, first)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", lambda path: False)
+        assert not note_failure(folder, second)
+    finish(folder, 1)
+    assert read_record(folder / RECORD).reason == "the cause"
+
+
+def test_a_failure_is_kept_where_there_are_no_links(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Store(tmp_path).new_attempt(make_point())
+
+    def link(*_: str) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+    assert note_failure(folder, Failure(status="failed", reason="the cause", rank=0, started_at="x"))
+    finish(folder, 1)
+    assert read_record(folder / RECORD).reason == "the cause"
 
 
 def test_finishing_never_replaces_a_result(tmp_path: Path, make_point: MakePoint) -> None:

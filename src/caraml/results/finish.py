@@ -8,6 +8,7 @@ campaign.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from contextlib import suppress
@@ -17,7 +18,7 @@ from pathlib import Path
 from pydantic import Field, TypeAdapter, ValidationError
 
 from caraml.base.errors import CaramlError, InputError, in_a_line
-from caraml.base.files import write_file
+from caraml.base.files import write_file, write_once
 from caraml.base.limits import read_json
 from caraml.base.limits import tail as tail_of
 from caraml.base.toml import FrozenModel
@@ -40,6 +41,9 @@ _STARVED = "the kernel killed a process of the point: the host memory that it ma
 _ROOM_BYTES, _ROOM_OF_RANK = 128 << 10, 8 << 10
 """Several times what records take: of one rank 30 kB."""
 _TAIL_LINES = 3
+_ENDED_FIRST = re.compile(r"^srun: error: (\S+): (tasks? [\d,-]+): (?!Terminated)(.+)$", re.MULTILINE)
+"""What srun says of a task that has ended in another way than it should, after which Slurm ends those that are left."""
+_OF_SLURM = ("srun: ", "slurmstepd-")
 _LONGEST_REASON = 400
 _TABLES = (".parquet", ".csv")
 
@@ -57,9 +61,15 @@ class Failure(FrozenModel):
 
 def note_failure(folder: Path, failure: Failure) -> bool:
     """Leave a failure behind, unless another rank was first: the first cause is the one that matters. Whether this was it."""
-    if (folder / FAILURE).exists():
+    if (folder / FAILURE).exists():  # what another node has written a moment ago may not be seen here yet
         return False
-    write_file(folder / FAILURE, failure.model_dump_json(indent=1))
+    text = failure.model_dump_json(indent=1)
+    try:
+        write_once(folder / FAILURE, text)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        write_file(folder / FAILURE, text)
     return True
 
 
@@ -138,7 +148,8 @@ def skipped(folder: Path, point: Point, reason: str) -> None:
 
 
 def death(folder: Path, exit_code: int, who: str = "worker") -> str:
-    """What can be said of a process that left no word: its signal or exit status, and the end of its log."""
+    """What can be said of a process that left no word: its signal or exit status, and the end of its log. Of several nodes the one that
+    was the first to end, after which Slurm ended the others."""
     number = exit_code - 128 if exit_code > 128 else -exit_code if exit_code < 0 else 0
     if 0 < number < signal.NSIG:  # above, a program's own status: 255 of many that give -1
         try:
@@ -150,8 +161,12 @@ def death(folder: Path, exit_code: int, who: str = "worker") -> str:
     else:
         how = f"{who} ended with exit status {exit_code}" + (" and no result" if who == "worker" else "")
     log = folder / LOG
-    tail = tail_of(log).strip().splitlines()[-_TAIL_LINES:] if log.exists() else []
-    return how + (": " + " | ".join(line.strip() for line in tail) if tail else "")
+    text = tail_of(log).strip() if log.exists() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if number == signal.SIGTERM and (first := _ENDED_FIRST.search(text)) is not None:
+        how = f"{first[2]} on {first[1]}: {first[3]}, and Slurm ended the rest"
+        lines = [line for line in lines if not line.startswith(_OF_SLURM)]
+    return how + (": " + " | ".join(lines[-_TAIL_LINES:]) if lines else "")
 
 
 if __name__ == "__main__":
