@@ -139,7 +139,7 @@ LINES = {
     "power": 4_911,
     "reference": 515,
     "report": 4_859,
-    "results": 3_220,
+    "results": 3_226,
     "suite": 2_721,
     "system": 3_549,
     "verify": 1_061,
