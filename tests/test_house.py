@@ -128,7 +128,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_935,
+    "analysis": 3_970,
     "base": 3_038,
     "campaign": 1_659,
     "cli": 1_621,

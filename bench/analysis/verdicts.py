@@ -201,6 +201,21 @@ def of_machines(machines: int, sessions: int, count: int, shift: float = 0.023, 
     return worse / count, held / count
 
 
+def of_nights(a: str, b: str, count: int, shift: float = 0.023, seed: int = 0) -> tuple[float, float]:
+    """False "worse" and coverage of nights on the machines that each side names by letters; these differ by ``shift``, nights by 0.4 %."""
+    rng = np.random.default_rng(seed)
+    worse, held = 0, 0
+    for _ in range(count):
+        own = {machine: shift * rng.standard_normal() for machine in sorted({*a, *b})}
+        logs = [own[machine] + 0.004 * rng.standard_normal() for machine in a + b]
+        every = [replace(runs([log], day)[0], host=machine) for day, (log, machine) in enumerate(zip(logs, a + b, strict=True))]
+        ((_, _, ratio),) = ratios([(every[: len(a)], every[len(a) :])], "throughput")[0]
+        assert ratio is not None
+        worse += ratio.p_beyond() < FAMILIES["throughput"] and ratio.value < 1
+        held += holds(ratio, 1.0)
+    return worse / count, held / count
+
+
 def of_sensors(count: int, seed: int = 0) -> tuple[float, float]:
     """False "worse" and coverage of energies on two devices whose sensors are off by up to 5 %, with runs that vary by 0.5 %."""
     rng = np.random.default_rng(seed)
@@ -354,6 +369,7 @@ def of_shifts(so_many: Count) -> Rows:
         "two machines that differ by 2.3 %, one session each": of_machines(1, 1, so_many(1000)),
         "two such machines, three sessions each": of_machines(1, 3, so_many(1000)),
         "three such machines a side, three sessions each": of_machines(3, 3, so_many(1000)),
+        "nine nights on one such machine and one on another, against one on the latter": of_nights("a" * 9 + "b", "b", so_many(1000)),
         "energy by two sensors off by up to 5 % (with the bound)": of_sensors(so_many(1000)),
     }.items():
         yield title, f"{worse:.1%}", f"{held:.1%}"

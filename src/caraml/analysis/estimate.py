@@ -12,10 +12,12 @@ bound, kept apart from the interval, and bounds add.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache
+from itertools import combinations
 from statistics import fmean, variance
 
 import numpy as np
@@ -154,6 +156,8 @@ SINGLE_RUN_DOF = 4.0
 SESSION_SD = 0.01
 SESSION_PAUSE = timedelta(hours=6)
 """Time between the starts of two runs on one machine from which on they are of different sessions."""
+HARDLY = 0.25
+"""Share of the sessions on the same machines below which groups were measured on different ones."""
 SENSOR_ACCURACY = 0.05
 """Systematic relative error of a power sensor whose record does not say it."""
 Z95 = 1.959964
@@ -232,9 +236,13 @@ def time_of(text: str | None) -> datetime:
 
 @dataclass(frozen=True)
 class Observations:
-    """The independent observations of one group of repeats: logarithms of runs, or of means of sessions."""
+    """The independent observations of one group of repeats: logarithms of runs, or of means of sessions or machines."""
 
     logs: tuple[float, ...]
+    mean: float
+    """Of all; a machine counts as often as it has sessions."""
+    share: float
+    """Variance of the mean over that of one observation."""
     within: float
     """Variance of the mean by the records' own intervals; the least that it can be."""
     known: bool
@@ -243,14 +251,12 @@ class Observations:
     """Variance of the mean that is assumed for the state of its only session; 0 where several show it, or where it cancels."""
     nights: tuple[int, ...]
     """Of each observation, the session of the whole comparison in which it was made."""
+    machines: bool = False
+    """Whether these are means of machines."""
     most: float = math.inf
     """Degrees of freedom that all groups together have, where what their sessions have in common was taken out."""
     rounding: float = 0.0
     """Variance of one observation that rounding to printed digits makes, or hides: a uniform error of each."""
-
-    @cached_property
-    def mean(self) -> float:
-        return fmean(self.logs)
 
     @property
     def dof(self) -> int:
@@ -275,10 +281,12 @@ def sessions_of(found: Iterable[Value], *, anywhere: bool = False) -> dict[int, 
     return numbers
 
 
-def _own_machines(groups: Sequence[Sequence[Value]]) -> bool:
-    """Whether there are several groups with values, each of which was measured on machines of its own."""
-    hosts = [{one.host for one in group} for group in groups if group]
-    return len(hosts) > 1 and "" not in set().union(*hosts) and sum(map(len, hosts)) == len(set().union(*hosts))
+def _own_machines(groups: Sequence[Sequence[Value]], session: Mapping[int, int]) -> bool:
+    """Whether there are several groups with values, each of which was measured on machines of its own: of any two hardly a session was on
+    the same one."""
+    sides = [Counter({session[id(one)]: one.host for one in group}.values()) for group in groups if group]
+    common = (sum(min(a[host] / a.total(), b[host] / b.total()) for host in a) for a, b in combinations(sides, 2))
+    return len(sides) > 1 and "" not in set().union(*sides) and max(common) < HARDLY
 
 
 def _hours_apart(groups: Sequence[Sequence[Value]]) -> bool:
@@ -294,43 +302,62 @@ def _one_after_the_other(groups: Sequence[Sequence[Value]]) -> bool:
 
 
 def observations(
-    groups: Sequence[Sequence[Value]], known: bool, nights: Mapping[int, int], *, only_ratios: bool = False, apart: bool = False
+    groups: Sequence[Sequence[Value]],
+    known: bool,
+    nights: Mapping[int, int],
+    *,
+    only_ratios: bool = False,
+    apart: bool = False,
+    by_machine: bool = False,
 ) -> list[Observations | None]:
     """The observations of groups; ``None`` for an empty one.
 
     ``known``: of a kind that the state of a machine changes. Memory and losses are not. ``only_ratios``: what a session does to all groups
-    is of no interest, as only ratios of their means are. ``apart``: the groups are set against each other, so that runs on a machine which
-    only one of them has are one session, whenever they were: what tells it from other machines is the same in all of them.
+    is of no interest, as only ratios of their means are. ``apart``: the groups are set against each other, so that all runs on a machine
+    are one observation where hardly one is on the same in both, whenever they were: what tells it from others is the same in all of them.
+    ``by_machine``: they are one in any case.
     """
     number = sessions_of(one for group in groups for one in group)
-    if known and (apart or only_ratios) and _own_machines(groups):
-        machines = {host: place for place, host in enumerate(dict.fromkeys(one.host for group in groups for one in group))}
-        number = {id(one): machines[one.host] for group in groups for one in group}
-    everywhere = {number[id(one)] for group in groups for one in group}
+    hosts = {one.host for group in groups for one in group}
     by_session: list[dict[int, list[Value]]] = [{} for _ in groups]
     for sessions, group in zip(by_session, groups, strict=True):
         for one in group:
             sessions.setdefault(number[id(one)], []).append(one)
+    own = known and (apart or only_ratios) and _own_machines(groups, number)
+    machines = by_machine or (own and any(len({one.host for one in group}) > 1 for group in groups))
     several = any(len(sessions) > 1 for sessions in by_session)
-    hosts = {one.host for group in groups for one in group}
-    one_state = len(everywhere) < 2 and not ((only_ratios and _hours_apart(groups)) or (apart and _one_after_the_other(groups)))
-    assumed = (SESSION_SD if len(hosts) == 1 else SINGLE_RUN_SD) ** 2 if known and not several and not one_state else 0.0
+    in_turn = (only_ratios and _hours_apart(groups)) or (apart and _one_after_the_other(groups))
+    one_state = len(set().union(*by_session)) < 2 and not in_turn
+    state = SESSION_SD if len(hosts) == 1 else SINGLE_RUN_SD
+    assumed = state**2 if known and not machines and (own or (not several and not one_state)) else 0.0
     cells: list[Observations | None] = []
     for group, sessions in zip(groups, by_session, strict=True):
-        if not group:
-            cells.append(None)
-            continue
-        errors = [one.error for one in group if one.error is not None]
-        within = fmean(error**2 for error in errors) / len(group) if errors else 0.0
-        if several:
-            logs = tuple(fmean(math.log(one.value) for one in session) for session in sessions.values())
-            first = [session[0] for session in sessions.values()]
-        else:
-            logs, first = tuple(math.log(one.value) for one in group), list(group)
-        rounding = fmean(one.rounding**2 for one in group) / 3
-        known_each = len(errors) == len(group)
-        cells.append(Observations(logs, within, known_each, assumed, tuple(nights[id(one)] for one in first), rounding=rounding))
+        parts = list(sessions.values()) if several else [[one] for one in group]
+        cells.append(_observed(parts, assumed, nights, machines) if group else None)
     return _without_common(cells) if only_ratios and several else cells
+
+
+def _observed(parts: Sequence[Sequence[Value]], assumed: float, nights: Mapping[int, int], machines: bool) -> Observations:
+    """The observations of a group from its sessions, or runs; ``machines``: those of one machine are one."""
+    group = [one for part in parts for one in part]
+    errors = [one.error for one in group if one.error is not None]
+    within = fmean(error**2 for error in errors) / len(group) if errors else 0.0
+    each: dict[object, list[Sequence[Value]]] = {}
+    for part in parts:
+        each.setdefault(part[0].host if machines else len(each), []).append(part)
+    logs = [fmean(fmean(math.log(one.value) for one in part) for part in some) for some in each.values()]
+    counts = [len(some) for some in each.values()]
+    return Observations(
+        tuple(logs),
+        fmean(logs, counts),
+        sum(count**2 for count in counts) / sum(counts) ** 2,
+        within,
+        len(errors) == len(group),
+        assumed,
+        tuple(nights[id(some[0][0])] for some in each.values()),
+        machines,
+        rounding=fmean(one.rounding**2 for one in group) / 3,
+    )
 
 
 def _without_common(cells: list[Observations | None]) -> list[Observations | None]:
@@ -369,7 +396,7 @@ def most_dof(cells: Iterable[Observations | None]) -> float:
     by_night: dict[int, list[float]] = {}
     for cell in repeated:
         for night, log in zip(cell.nights, cell.logs, strict=True):
-            by_night.setdefault(night, []).append(log - cell.mean)
+            by_night.setdefault(night, []).append(log - fmean(cell.logs))
     between = len(by_night) - len(parts)
     within = sum(cell.dof for cell in repeated) - between
     if between <= 0 or within <= 0:

@@ -8,7 +8,8 @@ in memory, another temperature, another neighbour on the network. That shows onl
   sides if they are less than half a pause apart on the whole, since a session may go on for days;
 * where some work was repeated, variances are learnt from all repeats together: how large they typically are, how alike those of different
   works are, and how much more the second side varies than the first. Works that vary alike speak for each other, others for themselves;
-* where no machine is on both sides, all runs on one are one session, on whatever days: its own share is the same in all of them;
+* where hardly a machine is on both sides, its own share is the same on whatever days: if a side has several, each is one observation, and
+  what other work varies by on machines that both sides have is not taken for it;
 * where each side has one session only, rates and energies are taken to vary from session to session by ``SESSION_SD`` besides on one
   machine, on several by ``SINGLE_RUN_SD``;
 * work that was not repeated is taken to vary as much as repeats of other works say, and by ``SINGLE_RUN_SD`` at least, with the tails of
@@ -168,7 +169,7 @@ class _Variation:
         cell = pair[side]
         if cell is None:
             return None
-        value, share = (group[0].value if len(group) == 1 else math.exp(cell.mean)), 1 / len(cell.logs)
+        value, share = (group[0].value if len(group) == 1 else math.exp(cell.mean)), cell.share
         alone = _with_sensors(Estimate(value, *(_single(cell.within) if self.known and cell.known else (None, math.inf))), group)
         if self.learnt is None:
             return alone
@@ -184,7 +185,7 @@ class _Variation:
             return None
         if self.learnt is None or not (first.dof or second.dof):
             return b.over(a)
-        error = self.learnt.error(pair, (1 / len(first.logs), 1 / len(second.logs)))
+        error = self.learnt.error(pair, (first.share, second.share))
         if self.works == 1 and min(first.dof, second.dof) == 1:
             error = max(error, self._lone(first, second), key=lambda one: Estimate(1.0, *one).reach)
         error = error[0], min(error[1], self.most_dof)
@@ -194,7 +195,7 @@ class _Variation:
     def _lone(self, first: Observations, second: Observations) -> tuple[float, float]:
         """Welch's test with the published spread as half an observation on each side: two runs alone tell little."""
         weight, earned = (TYPICAL_SD**2, _LONE_EARNED) if self.known else (0.0, 0.0)
-        squares = [(weight + cell.dof * cell.square) / (earned + cell.dof) / len(cell.logs) for cell in (first, second)]
+        squares = [(weight + cell.dof * cell.square) / (earned + cell.dof) * cell.share for cell in (first, second)]
         dof = sum(squares) ** 2 / (squares[0] ** 2 / first.dof + squares[1] ** 2 / second.dof)
         return math.sqrt(sum(squares)), dof + earned
 
@@ -235,11 +236,18 @@ def ratios(pairs: Sequence[tuple[Sequence[Value], Sequence[Value]]], metric: str
 
     The second and the first are not taken to vary equally. ``None`` for an empty group, and for a ratio with one.
     """
-    nights = sessions_of(one for pair in pairs for group in pair for one in group)
-    cells = [observations(pair, is_known_kind(metric), nights, apart=True) for pair in pairs]
-    variation, sentence = _variation([(first, second) for first, second in cells], metric)
+    nights, known = sessions_of(one for pair in pairs for group in pair for one in group), is_known_kind(metric)
+    cells = [observations(pair, known, nights, apart=True) for pair in pairs]
     found: list[Means] = []
-    for (one, other), (first, second) in zip(cells, pairs, strict=True):
+    own = [any(cell is not None and cell.machines for cell in pair) for pair in cells]
+    kinds = {kind: [(a, b) for (a, b), one in zip(cells, own, strict=True) if one == kind] for kind in sorted(set(own))}
+    if True in kinds:  # what was measured without a second side tells how much machines vary, too
+        lone = [pair for pair in pairs if not all(pair)]
+        kinds[True] += [(a, b) for a, b in (observations(pair, known, nights, by_machine=True) for pair in lone)]
+    variations = {kind: _variation(some, metric) for kind, some in kinds.items()}
+    sentence = "; of works on machines of each side's own, ".join(words for _, words in variations.values())
+    for (one, other), kind, (first, second) in zip(cells, own, pairs, strict=True):
+        variation, _ = variations[kind]
         ratio = variation.ratio((one, other), variation.mean((one, other), 0, first), variation.mean((one, other), 1, second))
         found.append((mean_of(first, metric), mean_of(second, metric), ratio))
     return found, sentence
