@@ -6,18 +6,24 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from caraml.engine.afterwards import validate
+from caraml.engine.afterwards import validate, validation_loss
 from caraml.engine.precision import set_attention, set_deterministic
+from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
+from caraml.engine.steps import RankSummary, StepTable
+from caraml.metrics.model import Peak
 from caraml.suite.expand import expand
 from caraml.suite.model import Attention, Knobs
 from caraml.suite.placement import Machine
+from caraml.worker.record import Known
+from caraml.worker.training import Worker
 from caraml.workloads import load_workload, params_of
 from caraml.workloads.base import BuildContext, Task
 from caraml.workloads.gpt.model import TILE, linear_cross_entropy, rows_of_chunk
@@ -94,6 +100,25 @@ def test_compiled_training_is_the_eager_one(graphs: Any, make_point: MakePoint, 
         assert torch.allclose(compiled_losses, eager, rtol=tolerance), (precision, micro_batch, eager, compiled_losses)
         assert (compiled_weights - weights).norm() <= tolerance * weights.norm()
     assert graphs["stats"]["unique_graphs"] >= 2
+
+
+def test_nothing_is_compiled_anew_after_the_window(graphs: Any, make_point: MakePoint, tmp_path: Path) -> None:
+    """For evaluation mode and for a smaller last batch, that is, which takes a GPU minutes. Epochs go through it again and again."""
+
+    class Network(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+    network = Network(4, 1)
+    batches = [torch.ones(8, 4), torch.ones(3, 4)]
+    facts, optimizer = built("gpt", 2, **GPT).facts, torch.optim.SGD(network.parameters(), lr=0.1)
+    task = Task(network, optimizer, iter(batches * 9), lambda net, batch: net(batch).mean(), facts, validation=lambda: iter(batches))
+    worker = Worker(tmp_path, make_point(mode="train", compile="default"))
+    worker._known = Known(tmp_path, worker.point, facts, 0.0, "", Peak(value=None, dtype="fp32", reason="not probed"))
+    make_step(task, worker.point, CPU)()
+    worker._validate_and_save(task, CPU, RankSummary(0.0, 1.0, StepTable(), [], 0.0, 0.0, 0, []), Ranks())
+    assert worker._known.validation_loss is not None and graphs["stats"]["unique_graphs"] == 1
+    assert validation_loss(task, "fp32", CPU) == worker._known.validation_loss and graphs["stats"]["unique_graphs"] == 3
 
 
 @pytest.mark.slow

@@ -346,8 +346,11 @@ class Worker:
         if self._divided is not None and task.division is not None and task.division.tensor_plan is None:
             self._known.afterwards_failed = "what a library divides is not put together: neither validated nor saved"
             return
+        # To compile a model anew, for evaluation and for a last batch that is smaller, would take longer than a few passes do.
+        once = self.point.compile != "off" and not mine.epochs
+        as_written = torch.compiler.set_stance("force_eager") if once else nullcontext()
         # A workload may raise anything, and so does what reads its held-out data.
-        with self._as_reasons(Exception), self.log.phase("evaluate"):
+        with self._as_reasons(Exception), self.log.phase("evaluate"), as_written:
             if not mine.epochs and self._divided is None:
                 self._known.validation_loss = validation_loss(task, self.point.precision, device)
             if self.rank == 0:
