@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from caraml.metrics.energy import joules
 from caraml.power import Meter
-from caraml.power.model import Channel, Reading
+from caraml.power.merge import merge
+from caraml.power.model import HEADLINES, Channel, Reading
 from caraml.power.signals import Constant, FakeSource
 from caraml.power.source import SourceUnavailable
 
@@ -200,7 +202,23 @@ def test_a_sensor_that_does_not_open_is_a_reason(fault: str, words: str) -> None
     assert words in meter.reasons[0]
     assert words in energy.reason
     assert energy.flags == ["no_source"]
-    assert energy.boundaries == {}
+    assert [words in str(found.reason) and found.energy_j is None for found in energy.boundaries.values()] == [True] * (fault != "open")
+
+
+def test_no_other_boundary_replaces_accelerators_whose_sensors_did_not_open() -> None:
+    """Nor are those of a node's other ranks all that there are, where their sensors opened."""
+    processors = FakeSource(Constant(100.0), name="processors", kinds=("power_instant",), update_period_s=0.01)
+    processors.listed = [replace(channel, boundary="cpu") for channel in processors.listed]
+    windows = []
+    for source in (Faulty("crash at open"), FakeSource(Constant(), update_period_s=0.01)):
+        with Meter([source, processors], interval=0.03) as meter, meter.window("w") as window:
+            time.sleep(1.0)
+        windows.append(window.energy)
+    alone, other = windows
+    assert alone.boundaries["cpu"].valid and "driver says no" in str(joules(alone, *HEADLINES).reason)
+    assert joules(alone, *HEADLINES).value is None and joules(other, *HEADLINES).value == pytest.approx(300, rel=0.1)
+    total = merge([("rank 0", other), ("rank 1", alone)]).boundaries["device"]
+    assert total.total_j is None and total.partial_j == pytest.approx(300, rel=0.1)
 
 
 def test_a_sensor_that_does_not_close_is_reported_and_harms_nothing() -> None:

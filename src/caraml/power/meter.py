@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from caraml.base.errors import InputError
 from caraml.base.processes import node_key
 from caraml.power.counter import patience
-from caraml.power.energy import ChannelReadings, window_energy
-from caraml.power.model import Channel, WindowEnergy
+from caraml.power.energy import ChannelReadings, boundary_energy, window_energy
+from caraml.power.model import Channel, ChannelEnergy, WindowEnergy
 from caraml.power.sampler import STALLED_S, Sampler
 from caraml.power.source import Source, SourceUnavailable, UnknownDeviceError, chosen_sources, create_all, entries, source_names
 from caraml.power.store import ROW, ReadingStore, Row
@@ -234,6 +234,10 @@ class Meter:
         flags = [*self.clock.flags(start, end), *(problem.kind for problem in problems if problem.kind in ("unreadable", "masked"))]
         measured = self._measured(start, end)
         window = window_energy(name, measured, start, end, idle=idle, reasons=self._reasons_in_short(), flags=flags)
+        unopened = self._unopened()
+        if unopened and not any(channel.boundary in ("device", "module") for channel in window.channels):
+            window.channels += unopened
+            window.boundaries = {"device": boundary_energy(unopened, window.duration_s), **window.boundaries}
         window.start_unix = self.clock.wall(start)
         window.node = node_key()
         if window.interval_s is None:
@@ -277,6 +281,14 @@ class Meter:
         reasons = [reason for reason in self.reasons if not any(reason.startswith(f"{name}: ") for name in absent)]
         reasons += [f"{s.name}: it opened, and has no sensor" for s in self._samplers if s.failure is None and not s.channels]
         return [*reasons, f"not on this machine: {', '.join(absent)}"] if absent else reasons
+
+    def _unopened(self) -> list[ChannelEnergy]:
+        """Sources of accelerators that hung or broke when they were opened, as devices without a number: what others measure is not theirs.
+        One that tells why it has no sensor, or none that may be read, leaves none unmeasured that it knows to be used."""
+        known = entries()
+        broken = [s for s in self._samplers if s.failure and s.problem is None and not s.channels and s.name in known]
+        why = {s.name: str(s.failure).removeprefix(f"{s.name}: ") for s in broken if known[s.name].accelerator}
+        return [ChannelEnergy(name, known[name].title, name, "device", hardware=name, reason=reason) for name, reason in why.items()]
 
     def _measured(self, start: float, end: float) -> list[ChannelReadings]:
         """Every channel with its readings in the window and some way beyond."""
