@@ -141,7 +141,7 @@ LINES = {
     "report": 4_859,
     "results": 3_226,
     "suite": 2_721,
-    "system": 3_549,
+    "system": 3_551,
     "verify": 1_061,
     "worker": 2_611,
     "workloads": 8_334,

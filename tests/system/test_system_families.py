@@ -322,3 +322,27 @@ def test_a_gpu_without_nvml_is_found_before_anybody_has_loaded_torch(
     found = [detect(root) for _ in range(2)]
     assert [(system.device_class, system.identity) for system in found] == [("gpu", "NVIDIA A100 x1")] * 2
     assert "devices" not in found[0].missing
+
+
+@pytest.mark.parametrize(
+    ("board", "torch_s", "model", "peak"),
+    [
+        ("AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2", "AMD Instinct MI250X", "AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2", 191.5e12),
+        ("MI300X-O", "AMD Instinct MI210", "AMD Instinct MI210", 181e12),
+        ("MI300X-O", "AMD Radeon Graphics", "MI300X-O", None),
+        ("AMD Instinct MI210", "AMD Radeon Graphics", "AMD Instinct MI210", 181e12),
+    ],
+)
+def test_the_name_on_an_amd_board_is_not_always_that_of_a_data_sheet(
+    *, tree: Tree, nvml: Callable[..., FakeNvml], monkeypatch: pytest.MonkeyPatch, board: str, torch_s: str, model: str, peak: float | None
+) -> None:
+    """On LUMI's nodes amdgpu names the maker's board, and points had no MFU by data sheet; torch names the GPU."""
+    nvml(fails="Driver Not Loaded")
+    torch = fake_torch(torch_s, uuids=("0",), cuda=None, hip="7.0")
+    torch.cuda.get_device_properties(0).multi_processor_count = 110 if torch_s == "AMD Instinct MI250X" else 104
+    folder = "sys/class/drm/card0/device"
+    files: dict[str, str | bytes] = {"dev/kfd": "", f"{folder}/vendor": "0x1002\n", f"{folder}/mem_info_vram_total": "1000"}
+    root = tree(files | {f"{folder}/product_name": f"{board}\n", f"{folder}/uevent": "PCI_SLOT_NAME=0000:00:00.0\n"})
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    system = detect(root)
+    assert (system.devices[0].model, None if system.peak is None else system.peak["bf16"].value) == (model, peak)

@@ -28,7 +28,7 @@ from caraml.base.plugins import installed
 from caraml.system import families, host, nvml
 from caraml.system.families.family import HIP, INTEGRATED, amd_driver, amd_gpus
 from caraml.system.files import APUS, CUDA, ROCM, ROOT, Masks, let_through, listing, read, read_int
-from caraml.system.model import Affinity, DeviceKind, DeviceModel, System, is_slice, with_sheet
+from caraml.system.model import Affinity, DeviceKind, DeviceModel, System, data_sheet, is_slice, with_sheet
 from caraml.system.variables import has_account, shown
 
 _PACKAGES = ("torch", "torchvision", "numpy", "timm", "triton", "pydantic", "nvidia-ml-py", "transformers", "torchao", "megatron-core")
@@ -188,8 +188,10 @@ def _with_torch(devices: list[DeviceModel], missing: dict[str, str]) -> list[Dev
     completed = []
     for device, other in zip(devices, told, strict=True):
         same = by_uuid.get(_plain(device.uuid), other)
+        # amdgpu gives the name on the board, of which each maker has its own.
         unnamed = device.model.startswith("unknown") or device.model in INTEGRATED
-        model = same.model if unnamed and not is_slice(device.model) else device.model
+        unlisted = device.kind == "rocm" and isinstance(data_sheet(device.model), str) and not isinstance(data_sheet(same.model), str)
+        model = same.model if (unnamed or unlisted) and not is_slice(device.model) else device.model
         capability = device.compute_capability or same.compute_capability
         told_too = {"model": model, "compute_capability": capability, "multiprocessors": same.multiprocessors}
         completed.append(device.model_copy(update=told_too))
