@@ -239,6 +239,48 @@ def test_the_queue_is_asked_once_for_all_jobs_that_are_taken_up(tmp_path: Path, 
     assert len(lost) == 1 and "gone when the campaign was taken up again: job 7_1: NODE_FAIL" in (lost[0].reason or "")
 
 
+CHAIN = """
+name = "chain"
+title = "C"
+[[benchmark]]
+name = "second"
+workload = "command"
+needs = "first"
+params = { argv = ["true"] }
+[[benchmark]]
+name = "first"
+workload = "command"
+params = { argv = ["false"] }
+"""
+
+
+def test_what_waits_for_a_job_that_was_cancelled_meanwhile_is_submitted_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm ends it half a minute later, or not at all where a site says so."""
+    jobs, calls = tmp_path / "jobs", tmp_path / "calls"
+    programs = {
+        "sbatch": f"echo $(($(grep -c . {calls}) + 1)); echo $* | grep -o 'afterok:.' >>{calls} || echo alone >>{calls}",
+        "squeue": f"cat {jobs}",
+        "scancel": f'echo ended ${{@: -1}} >>{calls}; echo "1|CANCELLED|None" >{jobs}',
+        "sacct": "exit 1",
+        "scontrol": "exit 1",
+    }
+    for name, line in {**programs, "sinfo": "echo 'main*'"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(runner, "_SCHEDULER_POLL_SECONDS", 0.01)
+    launcher = SlurmLauncher(Scheduler(gpus="none"), tmp_path / "slurm", SlurmOptions(grace_seconds=0))
+    launcher.news = lambda handles: None  # type: ignore[method-assign]
+    run, _ = campaign(tmp_path / "out", launcher, text=CHAIN)
+    run.options = Options(launcher="slurm", detach=True)
+    calls.write_text("")
+    run_campaign(run)
+    assert calls.read_text().splitlines() == ["alone", "afterok:1"]
+    jobs.write_text("1|CANCELLED|None\n2|PENDING|Dependency\n")
+    run_campaign(run)
+    assert calls.read_text().splitlines() == ["alone", "afterok:1", "ended 2", "alone", "afterok:4"]
+
+
 def test_without_a_cluster_no_attempt_is_used_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'sinfo: fatal: Could not establish a configuration source' >&2; exit 1\n")
     (tmp_path / "sinfo").chmod(0o755)

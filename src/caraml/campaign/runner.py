@@ -215,13 +215,15 @@ class CampaignRun:
         finish_attempt(work, folder, 1, "lost", f"{gone}: {reason}" if reason else gone)
         self._waiting.append(work)
 
-    def _was_over(self, handle: str, state: JobState) -> bool:
-        """Whether a job is lost that had ended when it was taken up; not one whose need has failed, by which Slurm ended it."""
+    def _is_in_vain(self, handle: str, state: JobState) -> bool:
+        """Whether a job that was taken up is lost already, or waits for one that is and never starts; not one whose need has failed, by
+        which Slurm ended it."""
         taken_up, work = handle in self._taken_up, self._running[handle].work
         if state.reason != OVER:
             self._taken_up.discard(handle)
-        needed_anew = any(one.name in work.point.needs for one in self._waiting)
-        return taken_up and state.state == "lost" and (needed_anew or self._unmet(work) is None)
+        if any(one.name in work.point.needs for one in self._waiting):
+            return taken_up and state.state in ("lost", "waiting")
+        return taken_up and state.state == "lost" and self._unmet(work) is None
 
     @cached_property
     def _no_sensor(self) -> str | None:
@@ -278,7 +280,9 @@ class CampaignRun:
                 self.watcher.progress(running.work.point, line)
             if lines:
                 self._tell_left()
-            if self._was_over(handle, state):
+            if self._is_in_vain(handle, state):
+                if state.state == "waiting":
+                    running.launcher.cancel([handle])
                 del self._running[handle]
                 self._try_anew(running.work, running.folder, state.reason)
             elif state.state in ("ended", "lost"):
