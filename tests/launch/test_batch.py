@@ -419,6 +419,7 @@ def test_an_array_of_more_tasks_than_may_be_in_the_queue_is_cut(
 ) -> None:
     made = jobs(tmp_path, make_point, [1] * 12, Site(scheduler=Scheduler(gpus="none")))
     stand_in(tmp_path, "sbatch", SBATCH)
+    stand_in(tmp_path, "scontrol", "exit 1")  # whatever cluster there is has limits of its own
     (tmp_path / "sbatch.jobs").write_text("0")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     launcher = SlurmLauncher(Scheduler(), tmp_path / "jobs")
