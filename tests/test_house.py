@@ -130,7 +130,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_970,
     "base": 3_038,
-    "campaign": 1_659,
+    "campaign": 1_666,
     "cli": 1_621,
     "data": 781,
     "engine": 5_106,

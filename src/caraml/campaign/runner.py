@@ -273,13 +273,7 @@ class CampaignRun:
                 self.say(news)
         for handle, state in states.items():
             running = self._running[handle]
-            lines = running.reader.phases() if running.reader is not None else []
-            if not lines and running.sensors is not None:
-                lines = [running.sensors.line(time.monotonic() - running.since)]
-            for line in lines:  # of phases that began and ended since, too
-                self.watcher.progress(running.work.point, line)
-            if lines:
-                self._tell_left()
+            self._tell_progress(running)
             if self._is_in_vain(handle, state):
                 if state.state == "waiting":
                     running.launcher.cancel([handle])
@@ -296,6 +290,15 @@ class CampaignRun:
                 self._done(running.work, read_record(running.folder / RECORD), running)
         if not self._running and self.device is not None:
             self.device.release()
+
+    def _tell_progress(self, running: RunningPoint) -> None:
+        lines = running.reader.phases() if running.reader is not None else []
+        if not lines and running.sensors is not None:
+            lines = [running.sensors.line(time.monotonic() - running.since)]
+        for line in lines:  # of phases that began and ended since, too
+            self.watcher.progress(running.work.point, line)
+        if lines:
+            self._tell_left()
 
     def _see_refused(self) -> None:
         """Before a campaign is left: jobs that Slurm refused are nobody's to watch."""
