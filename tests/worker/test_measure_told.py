@@ -120,13 +120,13 @@ def test_what_is_done_after_a_loop_that_is_short_for_its_window_is_no_training(
         while m._loop._look != m._loop._look_at_window or m._loop._timer.launched < inside:
             time.sleep(0.002)
             m.step(1)
-        time.sleep(0.2)
+        time.sleep(0.6)
     record = only(tmp_path)
     rows = read_table(Store(tmp_path).folder(record) / record.files["steps"])
     over = rows["start"][-1] + rows["seconds"][-1]
     assert "not_steady" in record.flags and rows["phase"].count("after") == inside
     assert all(phase.end <= over for phase in record.phases if phase.name != "idle_after")
-    assert record.value("training_time") == pytest.approx(over - rows["start"][0], abs=0.1)
+    assert record.value("training_time") == pytest.approx(over - rows["start"][0], abs=0.5)
 
 
 @pytest.mark.parametrize("items", [2.5, True, "8", float("nan"), None, torch.tensor(4), 10**16])

@@ -394,7 +394,9 @@ def test_epochs_go_all_the_way_to_the_record(folder: Path, tmp_path: Path, make_
     steps = read_table(attempt / record.files["steps"])
     assert steps["epoch"] == [1] * 4 + [2] * 4 + [3] * 4 and steps["batch"] == [0, 1, 2, 3] * 3
     whole, training, checked = (record.value(f"epoch_{name}") for name in ("time", "training_time", "validation_time"))
-    assert whole == pytest.approx(training + checked) and training == pytest.approx(record.window.seconds, rel=0.05)  # type: ignore[operator]
+    assert whole == pytest.approx(training + checked)  # type: ignore[operator]
+    counted = sum(seconds for seconds, epoch in zip(steps["seconds"], steps["epoch"], strict=True) if epoch == 2)
+    assert counted <= training * (1 + 1e-9) <= record.window.seconds * (1 + 2e-9), "on a machine however busy"  # type: ignore[operator]
     assert record.value("throughput_first_epoch") is not None and 0 <= (record.value("accuracy_validation") or 0) <= 1
     joules = record.value("energy_per_item")
     assert joules is not None and record.value("energy_per_epoch") == pytest.approx(joules * 1000 / 3600)
