@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from noise import Array, Machine, Shape, ar1, bench, lognormal, student, white
 
-from caraml.base.stats import independent_steps, mean_interval, quantile_interval
+from caraml.base.stats import corrected, independent_steps, mean_interval, quantile_interval
 from caraml.engine.control import judge, look, seen, steps_until_next_look, warm_up_over
 from caraml.engine.device import CudaDevice
 from caraml.metrics.model import Metric, Peak
@@ -48,14 +48,15 @@ def measured(machine: Machine, rng: np.random.Generator, policy: Policy, truth: 
     """One run of a machine whose true step time is ``truth`` [s]; rank 0 decides when to stop, and the slowest is judged."""
     series = machine.rank_series(rng, 1.1 * (policy.warm_up_max_seconds + policy.max_seconds) + 30 * machine.step + 5)
     warm = _launched(series[0], (), lambda own, elapsed: warm_up_over(own, elapsed, policy, at_least))
-    before, rest = series[:, :warm], series[:, warm:]
-    count = _launched(rest[0], before[0], lambda own, elapsed: look(before[0], own, own.size, elapsed, policy, at_least=WINDOW).stop)
+    before, rest, paces = series[:, :warm], series[:, warm:], 1 if machine.together else machine.ranks
+    count = _launched(
+        rest[0], before[0], lambda own, elapsed: look(before[0], own, own.size, elapsed, policy, at_least=WINDOW, paces=paces).stop
+    )
     window = rest[:, :count]
     warm_up, slowest, wall = machine.counted(before, window), machine.counted(window, window), machine.wall(window)
-    flags = judge(warm_up, slowest, policy)
+    flags = judge(warm_up, slowest, policy, paces)
     error = truth * count / wall - 1 if machine.level else math.nan
-    confidence = 0.95 if machine.together else 1 - 0.05 / machine.ranks  # as of the modes in which ranks do not meet
-    return Run(error, mean_interval(slowest, confidence, before=warm_up).relative, tuple(flags), wall, seen(slowest)[1])
+    return Run(error, mean_interval(slowest, corrected(paces), before=warm_up).relative, tuple(flags), wall, seen(slowest)[1])
 
 
 def _launched(series: Array, earlier: Array | tuple[()], over: Callable[[Array, float], bool]) -> int:

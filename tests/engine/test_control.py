@@ -129,3 +129,13 @@ def test_quick_knows_the_rate_of_a_quiet_machine(benchmark: str, step: float, wa
             launched += steps_until_next_look(steps[:launched], launched)
         share.append("imprecise" not in judge(warm_up, steps[:launched], policy))
     assert np.mean(share) >= 0.9
+
+
+def test_the_slowest_of_many_ranks_is_judged_by_its_wider_interval() -> None:
+    """Of 64 ranks, each at its own pace, what one knows to 0.7 %, the slowest of them knows to twice that."""
+    steps = (1 + 0.08 * np.random.default_rng(3).standard_normal(600)).tolist()
+    policy = Policy(target=0.01)
+    assert judge((), steps, policy) == [] and judge((), steps, policy, 64) == ["imprecise"]
+    alone, many = (look((), steps, 600, 30.0, policy, paces=paces) for paces in (1, 64))
+    assert alone.stop and not many.stop and alone.interval is not None and many.interval is not None
+    assert many.interval.relative > 1.8 * alone.interval.relative

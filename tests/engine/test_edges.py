@@ -134,7 +134,7 @@ def free_ranks(work_of: Callable[[int, int], float], *, free: bool = True) -> li
             ranks.clock.wait_until(ranks.clock.now() + STEP * work_of(ranks.rank, next(number)))
             return StepOutcome(None, 0.0)
 
-        return MeasuringLoop(ranks.device, ranks, OPEN, Hooks(), free=free).run(step)
+        return MeasuringLoop(ranks.device, ranks, OPEN, Hooks(), paces=2 if free else 1).run(step)
 
     found = Meeting(2).run(work)
     assert len(found[0].window_rows) == len(found[1].window_rows) > 100

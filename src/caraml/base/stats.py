@@ -147,6 +147,11 @@ class Blocks:
         return float(-2 * math.sqrt(2 / (self.means.size * self.size)) * waves[0]) / mean
 
 
+def corrected(count: int) -> float:
+    """Confidence of each of ``count`` intervals that all hold in 95 % of cases (Bonferroni)."""
+    return 1 - 0.05 / count
+
+
 def blocks(series: Series, before: Series = ()) -> Blocks:
     """Blocks of a series and of the values just before it. Raises ``ValueError`` for an empty series."""
     x, earlier = np.asarray(series, dtype=np.float64), np.asarray(before, dtype=np.float64)
@@ -309,7 +314,7 @@ def ranks(times: Sequence[Series], waiting: Sequence[Series]) -> list[RankTime]:
     slowest = np.bincount(seconds.argmax(axis=0), minlength=count) / seconds.shape[1]
     found = []
     for rank in range(count):
-        interval = mean_interval(behind[rank], 1 - 0.05 / count)
+        interval = mean_interval(behind[rank], corrected(count))
         wait, slow = float(waits[rank].mean()) / mean, interval.low > 0 and interval.mean > SLOW
         found.append(RankTime(rank, interval.mean, interval.low, interval.high, float(slowest[rank]), wait, slow))
     return sorted(found, key=lambda one: -one.excess)

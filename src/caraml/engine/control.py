@@ -9,7 +9,7 @@ import numpy as np
 import scipy.fft
 import scipy.special  # noqa: F401 -- here, and not when an open window is looked at for the first time: both take up to half a second
 
-from caraml.base.stats import Blocks, Interval, Series, blocks, warm_up_length
+from caraml.base.stats import Blocks, Interval, Series, blocks, corrected, warm_up_length
 from caraml.suite.model import Policy
 
 FEWEST_EFFECTIVE = 30
@@ -67,10 +67,12 @@ def settled(seconds: Series, policy: Policy) -> bool:
     return cut < len(seconds) // 2 and abs(blocks(seconds[cut:]).drift) <= policy.target
 
 
-def look(warm_up: Series, seconds: Series, launched: int, elapsed: float, policy: Policy, *, at_least: float = 0.0) -> Verdict:
+def look(
+    warm_up: Series, seconds: Series, launched: int, elapsed: float, policy: Policy, *, at_least: float = 0.0, paces: int = 1
+) -> Verdict:
     """Judge a window by its finished steps: stop when precise, steady and long enough, or when the budget is spent.
 
-    ``at_least`` is what the device asks of a window [s], beside the policy.
+    ``at_least`` is what the device asks of a window [s], beside the policy; ``paces`` as in :func:`judge`.
     """
     shortest = min(max(policy.min_seconds, at_least), policy.max_seconds)
     out_of_steps = policy.max_steps is not None and launched >= policy.max_steps
@@ -78,19 +80,20 @@ def look(warm_up: Series, seconds: Series, launched: int, elapsed: float, policy
     if len(seconds) < 4:
         return Verdict(spent, False, None, policy.max_seconds - elapsed)
     run = blocks(seconds, warm_up)
-    interval = run.interval()
-    precise = _precise(interval, run, policy.target)
+    interval = run.interval(corrected(paces))
+    precise = _precise(interval, run, policy.target, paces)
     enough = elapsed >= shortest and launched >= policy.min_steps and len(seconds) >= policy.min_steps
     stop = spent or (precise and enough and is_steady(run, policy))
     return Verdict(stop, precise, interval, _remaining(interval, shortest, elapsed, policy))
 
 
-def judge(warm_up: Series, seconds: Series, policy: Policy) -> list[str]:
-    """Flags of a window that has closed, by its warm-up and all its steps; of several ranks, by the slowest of each step."""
+def judge(warm_up: Series, seconds: Series, policy: Policy, paces: int = 1) -> list[str]:
+    """Flags of a window that has closed, by its warm-up and all its steps; of several ranks, by the slowest of each step, or of so many
+    that each have a pace of their own, by the slowest of them."""
     if len(seconds) < 4:
         return ["imprecise"]
     run = blocks(seconds, warm_up)
-    fine = {"imprecise": _precise(run.interval(), run, SLACK * policy.target), "not_steady": is_steady(run, policy)}
+    fine = {"imprecise": _precise(run.interval(corrected(paces)), run, SLACK * policy.target, paces), "not_steady": is_steady(run, policy)}
     return [flag for flag, is_so in fine.items() if not is_so]
 
 
@@ -118,7 +121,7 @@ def seen(seconds: Series) -> tuple[float, float]:
     return total / len(seconds), total / CONSTANTS
 
 
-def _precise(interval: Interval, run: Blocks, target: float) -> bool:
+def _precise(interval: Interval, run: Blocks, target: float, paces: int) -> bool:
     """True when the interval is as narrow as asked, rests on enough steps or on steps alike, and the first half of them promised as much.
 
     Of many looks at a growing sample one may find its spread too small by luck; that it did so twice, at half the size and now, is rare.
@@ -127,7 +130,7 @@ def _precise(interval: Interval, run: Blocks, target: float) -> bool:
     if interval.relative > target or run.n < 8 or (interval.effective_n < FEWEST_EFFECTIVE and not within):
         return False
     half = run.first_half
-    return half.interval().relative <= target * math.sqrt(run.n / half.n)
+    return half.interval(corrected(paces)).relative <= target * math.sqrt(run.n / half.n)
 
 
 def _remaining(interval: Interval, shortest: float, elapsed: float, policy: Policy) -> float:

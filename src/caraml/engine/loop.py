@@ -50,10 +50,11 @@ class Hooks:
 class MeasuringLoop:
     """Measures the steps that it is told of. A context manager: the first step begins where it is entered."""
 
-    def __init__(self, device: Device, ranks: Ranks, policy: Policy, hooks: Hooks, *, free: bool = False) -> None:
-        """``free``: ranks do not wait for each other in their steps, so that looks must not make them wait either."""
+    def __init__(self, device: Device, ranks: Ranks, policy: Policy, hooks: Hooks, *, paces: int = 1) -> None:
+        """``paces``: of how many ranks each goes at its own; such do not wait for each other in steps, nor shall they at looks."""
         self._device, self._ranks, self._policy, self._hooks = device, ranks, policy, hooks
-        self._late = free and policy.max_steps is None  # a number of steps is exact only if all know at once that it is reached
+        self._paces = paces
+        self._late = paces > 1 and policy.max_steps is None  # a number of steps is exact only if all know at once that it is reached
         self._decided: Callable[[], int] | None = None
         """Of late ranks: waits for what was decided at the look before."""
         self._rows, self._outcomes = StepTable(), Outcomes()
@@ -177,7 +178,8 @@ class MeasuringLoop:
     def _look_at_window(self) -> None:
         timer = self._timer
         elapsed, before = self._device.now() - self._anchor, self._rows.seconds[1:]
-        verdict = look(before, timer.finished(), timer.launched, elapsed, self._policy, at_least=self._device.window_seconds)
+        shortest = self._device.window_seconds
+        verdict = look(before, timer.finished(), timer.launched, elapsed, self._policy, at_least=shortest, paces=self._paces)
         self._hooks.progress(Progress("measure", timer.launched, verdict.interval, verdict.remaining))
         cut = not verdict.stop and self._hooks.hurry() and timer.launched >= FEWEST_STEPS
         decision = self._ended(_CUT if cut else _STOP if verdict.stop else self._next_steps())

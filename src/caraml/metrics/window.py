@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from caraml.base.stats import Interval, independent_steps, mean_interval, quantile_interval
+from caraml.base.stats import Interval, corrected, independent_steps, mean_interval, quantile_interval
 from caraml.metrics.energy import energies
 from caraml.metrics.model import Bandwidth, Facts, Measured, Metric, Peak, Window, scaled, unknown
 from caraml.power.model import WindowEnergy
-from caraml.suite.model import TRAINING
 from caraml.system.model import DType
 
 if TYPE_CHECKING:
@@ -46,8 +45,7 @@ def derive(
 ) -> dict[str, Metric]:
     """All metrics of one measured window."""
     facts, window, world = measured.facts, measured.window, measured.point.world
-    apart = 1 if measured.point.mode in TRAINING else world  # of so many ranks, each at its own pace, the steps are those of the slowest
-    interval = of_rate = mean_interval(measured.window_steps, 1 - 0.05 / apart, before=measured.before)
+    interval = of_rate = mean_interval(measured.window_steps, corrected(measured.point.paces), before=measured.before)
     if even := measured.even_steps:
         first = window.first_step
         of_rate = mean_interval(even[first : first + window.steps], before=even[1:first])

@@ -320,6 +320,11 @@ class Point(FrozenModel):
         return self.mode in TRAINING and self.workload != OWN_LOOP
 
     @property
+    def paces(self) -> int:
+        """How many ranks are known to go each at its own pace, so that the slowest of so many is measured."""
+        return 1 if self.mode in TRAINING else self.world
+
+    @property
     def accumulation(self) -> int:
         """Micro-batches per optimizer step and copy of the model."""
         return self.global_batch // (self.micro_batch * self.dp)

@@ -206,7 +206,7 @@ def together(ranks: list[RankSummary], known: Known) -> Measured:
     shortest, longest = seen(times[first : first + steps])
     each = [sum(items) for items in zip(*(rank.items for rank in ranks), strict=True)]
     even = at_mean_items(times, each, slice(first, first + steps)) if len(set(each)) > 1 else []
-    judged = judge((even or times)[1:first], (even or times)[first : first + steps], known.point.measure)
+    judged = judge((even or times)[1:first], (even or times)[first : first + steps], known.point.measure, known.point.paces)
     return Measured(
         point=known.point,
         facts=known.facts,

@@ -236,7 +236,7 @@ class Worker:
         edge = self._instruments.edge if self._instruments is not None else lambda: None
         hooks = Hooks(phase=self.log.phase, progress=self._show, edge=edge, hurry=lambda: self._hurried)
         if policy.epochs is None:
-            return MeasuringLoop(device, ranks, policy, hooks, free=not point.in_step)
+            return MeasuringLoop(device, ranks, policy, hooks, paces=point.paces)
         samples, steps = task.facts.samples_per_epoch or 0, steps_per_epoch(task.facts, point)
         if steps is None or samples < point.global_batch:
             length = f"an epoch of {samples or 'unknown'} samples"
