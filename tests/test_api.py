@@ -24,6 +24,8 @@ from caraml.metrics.model import Metric
 from caraml.power.model import ChannelEnergy, WindowEnergy
 from caraml.power.result import power_frame
 from caraml.power.store import ROW
+from caraml.report.document import summary
+from caraml.report.server import CampaignRecords
 from caraml.results.record import Node
 from caraml.results.rows import write_table
 from caraml.results.store import Store, write_record
@@ -102,6 +104,19 @@ def test_every_attempt_by_time(root: Path) -> None:
     times = [one.record.started_at for one in found]
     assert len(found) == 30 + 11
     assert times == sorted(times)
+
+
+def test_times_of_several_zones_are_in_order(tmp_path: Path) -> None:
+    """Nodes may have another zone than the host before them, and summer time ends."""
+    times = ["2026-10-25T02:50:00+02:00", "2026-10-25T02:10:00+01:00", "2026-10-25T01:20:00+00:00"]
+    store = Store(tmp_path)
+    for time in times:
+        save(store, make_record(make_point()).model_copy(update={"started_at": time}))
+    found = caraml.load(tmp_path, every_attempt=True)
+    assert [one.record.started_at for one in found] == times
+    records = [one.record for one in reversed(found)]
+    assert dict(summary(records, []))["Date"] == "2026-10-25 02:50 to 2026-10-25 01:20"
+    assert CampaignRecords(".", "quick", store, records).facts[2] == "2026-10-25 01:20"
 
 
 def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

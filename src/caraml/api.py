@@ -23,6 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from caraml.analysis.estimate import time_of
 from caraml.analysis.table import COLUMNS, Scalar, Steps, Trace, fill_raw, named_in, raw_files, read_power, read_steps, rows, units
 from caraml.base.errors import EnvironmentUnfitError, InputError, unknown_name
 from caraml.metrics.model import METRICS, Metric, own_names
@@ -239,7 +240,7 @@ def load(*paths: str | os.PathLike[str], suite: str | None = None, every_attempt
     others = frozenset(own_names(result.record for result in found))
     found = [replace(result, others=others) for result in found]
     if every_attempt:
-        found.sort(key=lambda result: result.record.started_at)
+        found.sort(key=lambda result: time_of(result.record.started_at))  # of machines in several time zones
     return Results(found)
 
 

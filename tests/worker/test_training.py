@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, cast
@@ -239,6 +241,16 @@ def test_nan_loss_makes_the_point_invalid(tmp_path: Path, make_point: MakePoint)
 def test_one_rank_failing_ends_the_point(tmp_path: Path, make_point: MakePoint) -> None:
     record = run(tmp_path, make_point(params={"oom_at": 3}, devices=2, global_batch=8))
     assert record.status == "oom"
+
+
+def test_the_times_of_a_record_count_from_its_wall_clock_time(
+    tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its zero is the start of the process, seconds before anything of ours runs."""
+    monkeypatch.setattr(training, "process_start", lambda: time.monotonic() - 100)
+    worker = Worker(tmp_path, make_point())
+    wall = datetime.fromisoformat(worker.started_at).timestamp()
+    assert wall - worker.origin == pytest.approx(time.time() - time.monotonic(), abs=0.5)
 
 
 def test_a_run_begins_when_the_last_node_knows_its_limits(tmp_path: Path, make_point: MakePoint) -> None:

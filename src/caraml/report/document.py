@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from caraml.analysis.bottleneck import Partners, bottleneck
+from caraml.analysis.estimate import time_of
 from caraml.analysis.grouping import counting, disturbances, valid
 from caraml.analysis.run_variation import INTERVAL
 from caraml.analysis.table import Steps, flat_table, raw_file, raw_files, read_steps, to_csv
@@ -139,7 +140,7 @@ def cell(record: Record, name: str, runs: Sequence[Record] = (), apart: bool = F
 def summary(records: Sequence[Record], lines: Sequence[Repeats]) -> list[tuple[str, str]]:
     """The lines below the title: what ran where, when, on which software; how good the numbers are, the best of them, what limits it, and
     what to do next."""
-    dates = sorted(record.started_at[:16].replace("T", " ") for record in records)
+    dates = [started[:16].replace("T", " ") for started in sorted((record.started_at for record in records), key=time_of)]
     when = " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "–"
     return [
         ("Suite", _joined(record.point.suite for record in records)),

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote, unquote, urlsplit
 
+from caraml.analysis.estimate import time_of
 from caraml.analysis.table import raw_file
 from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError
 from caraml.base.limits import opened
@@ -76,7 +77,8 @@ class CampaignRecords:
     def facts(self) -> tuple[str, str, str]:
         """Outcome, machines and date of the last result, for a list."""
         machines = "; ".join(dict.fromkeys(machine(record.point) for record in self.records))
-        return outcome(self.records), machines, max((record.started_at for record in self.records), default="")[:16].replace("T", " ")
+        last = max((record.started_at for record in self.records), key=time_of, default="")
+        return outcome(self.records), machines, last[:16].replace("T", " ")
 
 
 class ResultsTree:

@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -84,9 +84,9 @@ def reason_of(error: BaseException) -> str:
     return (words[: max(_LONGEST_REASON - len(step + hint), _LONGEST_REASON // 2)] + step + hint)[:_LONGEST_REASON]
 
 
-def now() -> str:
-    """The wall clock in ISO 8601 with offset."""
-    return datetime.now(UTC).astimezone().isoformat(timespec="milliseconds")
+def now(ago: float = 0.0) -> str:
+    """The wall clock, as it is or was some seconds ``ago``, in ISO 8601 with offset."""
+    return (datetime.now(UTC) - timedelta(seconds=ago)).astimezone().isoformat(timespec="milliseconds")
 
 
 def finish(folder: Path, exit_code: int, status: Status | None = None, reason: str | None = None) -> None:

@@ -133,8 +133,8 @@ class CommandWorker:
             self._others = OtherNodes(self.point.nodes - 1)
             self._idle(self._instruments)
         self._progress.write("run", item=self.params.item)
-        started_at = now()
         begin = self._edge("begin", together=True) if self.params.marks is None else self._instant("start")
+        started_at = now(time.monotonic() - begin)
         code, marked = self._execute()
         end = self._edge("end") if marked is None else self._instant("stop", self._over(marked))
         if (code and self._is_told_to_end()) or self._was_ended(marked):

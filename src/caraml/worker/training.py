@@ -64,7 +64,7 @@ class Worker:
 
     def __init__(self, folder: Path, point: Point) -> None:
         self.folder, self.point, self.origin = folder, point, process_start()
-        self.started_at = now()
+        self.started_at = now(time.monotonic() - self.origin)
         self.rank = int(os.environ.get("RANK", "0"))
         self._progress = ProgressWriter(folder, self.origin) if self.rank == 0 else None
         self.log = PhaseLog(self.origin, self._say)
