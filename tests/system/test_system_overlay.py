@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from caraml.base.errors import InputError
-from caraml.system.catalogue import described, list_systems, load_system
-from caraml.system.model import CATALOG
+from caraml.system.catalogue import described, list_systems, load_system, with_own_peak
+from caraml.system.model import CATALOG, Cpu, DeviceModel, System, with_sheet
+from caraml.worker.record import _datasheet
 
 NEW = """name = "mine"
 title = "Mine"
@@ -169,3 +170,46 @@ def test_a_wrong_kind_of_missing_is_told_of_a_file_that_builds_on_another(tmp_pa
     (tmp_path / "s.toml").write_text('extends = "A100"\nname = "mine"\nmissing = ["nodes"]\n')
     with pytest.raises(InputError, match=r'missing: found \["nodes"\], expected a table$'):
         described(str(tmp_path / "s.toml"))
+
+
+OWN = """name = "ours"
+title = "Ours"
+devices_per_node = 4
+memory_bandwidth = { value = 2e12, unit = "B/s", source = "b" }
+
+[[devices]]
+model = "NVIDIA H100"
+kind = "cuda"
+
+[cpu]
+model = "Chip"
+
+[peak.bf16]
+value = 800e12
+unit = "FLOP/s"
+source = "contract"
+
+[sources]
+devices = "s"
+devices_per_node = "s"
+cpu = "s"
+"""
+
+
+def test_a_peak_of_one_s_own_is_what_records_count(config: Path) -> None:
+    """The manual has it added where a device is not known, and the worker, which looks at the machine itself, did not know it."""
+    (config / "ours.toml").write_text(OWN)
+    (config / "h200.toml").write_text(OWN.replace('"ours"', '"other"').replace("NVIDIA H100", "NVIDIA H200"))
+    h100, h200 = (
+        with_sheet(System(name="local", title="", devices_per_node=1, devices=(DeviceModel(model=model, kind="cuda"),), cpu=Cpu(model="c")))
+        for model in ("NVIDIA H100", "NVIDIA H200")
+    )
+    found = with_own_peak(h100, "ours")
+    assert (_datasheet(found, "bf16", 1).value, _datasheet(found, "bf16", 1).source) == (800e12, "contract")
+    assert found.memory_bandwidth is not None and found.memory_bandwidth.value == 2e12 and "peak" not in found.missing
+    assert _datasheet(found, "tf32", 1).value is None
+    mixed = with_own_peak(h200, "other")
+    assert [_datasheet(mixed, dtype, 1).value for dtype in ("bf16", "tf32")] == [800e12, 494.7e12], "the rest is the data sheet's"
+    assert load_system("other").peak == mixed.peak
+    for name in ("local", "JEDI", "nobody", "other"):  # none of whose own peaks are of such a device
+        assert with_own_peak(h100, name) is h100

@@ -79,6 +79,23 @@ def described(name_or_path: str | Path, beside: Path | None = None) -> Described
     return found
 
 
+def with_own_peak(found: System, name: str) -> System:
+    """A machine as detected, with what its description called ``name`` itself gives of peaks and bandwidth of devices of that model."""
+    try:
+        told = described(name) if name != LOCAL else None
+    except InputError:  # a file that only whoever planned the point knows
+        return found
+    if told is None:
+        return found
+    own: Table = {key: getattr(told.system, key) for key in ("peak", "memory_bandwidth") if key in told.data}
+    if not own or told.system.devices[0].model != found.devices[0].model:
+        return found
+    if "peak" in own:
+        own["peak"] = (found.peak or {}) | {dtype: figure for dtype, figure in own["peak"].items() if dtype in told.data["peak"]}
+    missing = {key: why for key, why in found.missing.items() if key not in own}
+    return found.model_copy(update={**own, "missing": missing})
+
+
 def list_systems(beside: Path | None = None) -> tuple[System, ...]:
     """Every system that has a description, by name; ``local`` is not among them.
 

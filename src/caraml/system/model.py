@@ -335,7 +335,7 @@ def with_sheet(system: System) -> System:
         absent = [key for key, value in (("peak", peak), ("memory_bandwidth", memory)) if value is None]
         missing |= {key: sheet for key in absent if key not in missing}
     else:
-        peak = peak or {dtype: _figure(sheet, value, "FLOP/s") for dtype, value in sheet.flops_per_s.items()}
+        peak = {dtype: _figure(sheet, value, "FLOP/s") for dtype, value in sheet.flops_per_s.items()} | (peak or {})
         memory = memory or _figure(sheet, sheet.memory_bandwidth_bytes_per_s, "B/s")
     return system.model_copy(update={"peak": peak, "memory_bandwidth": memory, "missing": missing})
 
