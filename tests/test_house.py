@@ -141,9 +141,9 @@ LINES = {
     "report": 4_862,
     "results": 3_226,
     "suite": 2_726,
-    "system": 3_551,
+    "system": 3_568,
     "verify": 1_061,
-    "worker": 2_611,
+    "worker": 2_612,
     "workloads": 8_334,
 }
 FILES = 193
