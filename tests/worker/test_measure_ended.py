@@ -99,7 +99,7 @@ def test_a_launcher_that_ends_all_ranks_waits_for_the_record(fails: bool, tmp_pa
             measured(tmp_path, items=lambda: 1 // (not fails))
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert there == [True]
+    assert there == [True] * (1 if fails else 2)
 
 
 def test_a_program_that_ends_at_once_when_it_is_asked_to_keeps_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +144,19 @@ def test_a_signal_that_ends_the_loop_waits_for_its_record(tmp_path: Path, monkey
         while m.step(1):
             time.sleep(0.005)
     assert taken == [False] and only(tmp_path).status == "ok"
+
+
+def test_a_measured_loop_has_its_record_before_the_baseline_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which takes seconds, in which SIGKILL leaves no time to write it; and tells of it once."""
+    found: list[list[Record]] = []
+    monkeypatch.setattr(own_loop, "quiet_baseline", lambda *_: found.append(Store(tmp_path).records()))
+    record = measured(tmp_path)
+    before, early = found
+    assert not before and early[0].status == "ok" and early[0].metrics["throughput"] == record.metrics["throughput"]
+    assert record == only(tmp_path) and (early[0].attempt, record.attempt) == (1, 1)
+    assert capsys.readouterr().err.count("record.json") == 1
 
 
 @pytest.mark.parametrize("kills", [True, False])

@@ -194,6 +194,10 @@ class OwnLoop:
 
     def _record_measurement(self) -> None:
         ranks, self._left = self._ranks, time.monotonic()
+        if ranks.world == 1 and not self._tried:  # of several ranks, those that live on keep it
+            self._keep_while_it_goes_on()
+        else:
+            self._records.told = ""  # long ago, maybe
         with self._log.phase("idle_after"):
             if not self._meet_others():
                 self._leave_alone()

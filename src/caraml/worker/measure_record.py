@@ -54,6 +54,8 @@ class LoopRecords:
         """The attempt that this rank made, whether or not its record is written yet."""
         self._point, self._facts, self._ranks, self.out, self._log = point, facts, ranks, out, log
         self._started_at = now()
+        self.told = ""
+        """What was said last of the record: nothing is said twice in a row."""
         next_attempt = max(attempts(out / "points" / point.folder_name), default=0) + 1
         self.zero, self._next_attempt = ranks.gather([log.origin, next_attempt])[0]
         """Rank 0's zero of the record's times, and the attempt's number if no other loop of this name takes it meanwhile."""
@@ -186,7 +188,9 @@ class LoopRecords:
         if rate is not None and rate.value is not None:
             near = f" ± {percent((rate.high - rate.low) / 2 / rate.value, 2)}" if rate.low is not None and rate.high is not None else ""
             reason = f"{human(rate.value, rate.unit)}{near}" + (f" ({', '.join(record.flags)})" if record.flags else "")
-        say(f"caraml: {record.point.benchmark}: {record.status}: {reason}; {folder / 'record.json'}")
+        told, self.told = self.told, f"caraml: {record.point.benchmark}: {record.status}: {reason}; {folder / 'record.json'}"
+        if self.told != told:
+            say(self.told)
 
 
 @contextmanager
