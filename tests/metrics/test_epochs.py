@@ -76,6 +76,7 @@ def test_a_run_says_what_bounds_it() -> None:
     bound = without_wait(rate, 0.5, True)
     assert bound.value == 200 and (bound.reason or "").startswith("input-bound: 50 % of the window")
     assert "the most" not in (bound.reason or "") and "the most" in (without_wait(rate, 0.5, True, behind=True).reason or "")
+    assert "the most" in (without_wait(rate, 0.5, True, alone=False).reason or ""), "ranks on CPUs wait for one another's work, too"
     several = [without_wait(rate, wait, True, behind=True, alone=False).reason or "" for wait in (0.06, 0.5)]
     assert not any(word in one for one in several for word in ("the most", "bound")), "they wait for others' input, too, and work meanwhile"
     assert without_wait(rate, 0.99, False).value is None, "loading alone computes nothing"

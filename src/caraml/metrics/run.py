@@ -23,7 +23,7 @@ TRAINING_PHASES = ("first_step", *CHOICES, "warm_up", "measure", "after")
 _Z = 1.959964
 """Quantile of the normal distribution for 95 %."""
 INPUT_BOUND_SHARE = 0.1
-"""Share of the window spent waiting for batches above which a run is input-bound: without the wait a CPU would be 11 % faster or more."""
+"""Share of the window spent waiting for batches above which a run is input-bound: without the wait one CPU would be 11 % faster or more."""
 
 
 def run_metrics(run: Measured, energy: WindowEnergy | None) -> dict[str, Metric]:
@@ -108,6 +108,8 @@ def without_wait(throughput: Metric, wait: float | None, trained: bool, behind: 
         return Metric(value=None, unit=throughput.unit, reason="only mode train both waits and computes")
     kind = "input-bound" if wait > INPUT_BOUND_SHARE else "compute-bound"
     most = "; the device may have worked meanwhile, so this is the most without the wait" if behind else ""
+    if not behind and not alone:
+        most = "; ranks whose own work differs wait for that, too, so this is the most without the wait"
     reason = f"{kind}: {100 * wait:.2g} % of the window was spent waiting for batches{most}"
     if behind and not alone:
         reason = (
