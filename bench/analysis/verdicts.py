@@ -149,14 +149,19 @@ def same_within(sd: float, repeats: int, change: float, count: int, seed: int = 
     return said / count
 
 
-def of_sessions(sessions: int, count: int, works: int = 1, shift: float = 0.01, seed: int = 0) -> tuple[float, float]:
-    """False "worse" and coverage where all repeats and works of a side share a ``shift`` in each session, and vary by 0.3 % in it."""
+def of_sessions(
+    sessions: int, count: int, works: int = 1, *, shift: float = 0.01, seed: int = 0, of_b: int | None = None
+) -> tuple[float, float]:
+    """False "worse" and coverage where all repeats and works of a side share a ``shift`` in each session, and vary by 0.3 % in it.
+
+    ``of_b``: sessions of B if it has fewer or more.
+    """
     rng = np.random.default_rng(seed)
     worse, held = 0, []
     for _ in range(count):
         pairs: list[tuple[list[Value], list[Value]]] = [([], []) for _ in range(works)]
         for side in (0, 1):
-            for day in range(sessions):
+            for day in range(sessions if side == 0 or of_b is None else of_b):
                 shared = shift * rng.standard_normal()
                 for pair in pairs:
                     pair[side].extend(runs(shared + 0.003 * rng.standard_normal(3), day * 2 + side))
@@ -309,6 +314,17 @@ def nights_until_seen(noise: str, count: int, change: float = 0.02, seed: int = 
     return np.array(waits)
 
 
+def found_after(nights: int, later: Sequence[int], count: int, change: float = 0.05, seed: int = 6) -> list[float]:
+    """Share of falls after 40 independent nights, taken back after as many ``nights``, that history shows so many nights ``later``."""
+    rng = np.random.default_rng(seed)
+    found = np.zeros(len(later))
+    for _ in range(count):
+        series = SD * white(rng, 40 + nights + max(later))
+        series[40 : 40 + nights] += math.log1p(-change)
+        found += [any(abs(one - 40) <= 3 for one in firm(series[: 40 + nights + more])) for more in later]
+    return list(found / count)
+
+
 def firm(series: Array) -> list[int]:
     """Changes that are not provisional."""
     return [one for one in change_points(series) if len(series) - one >= FIRM]
@@ -319,7 +335,7 @@ def firm(series: Array) -> list[int]:
 
 def tables(share: float = 1.0) -> None:
     """Print all of them, with a share of the simulations."""
-    for table in (of_comparisons, of_equivalence, of_shifts, of_advice, of_laws, of_history):
+    for table in (of_comparisons, of_equivalence, of_shifts, of_advice, of_laws, of_history, of_reverts):
         for row in table(lambda count: max(int(share * count), 4)):
             print(f"| {' | '.join(row)} |", flush=True)
         print()
@@ -365,6 +381,8 @@ def of_shifts(so_many: Count) -> Rows:
         "one session each, sessions vary by 2 %": of_sessions(1, so_many(1000), shift=0.02),
         "twenty works in the same two sessions a side, which vary by 1 %": of_sessions(2, so_many(300), works=20),
         "twenty works in the same three sessions a side": of_sessions(3, so_many(300), works=20),
+        "twenty works in the same two sessions of A and one of B": of_sessions(2, so_many(300), works=20, of_b=1),
+        "the same of one work": of_sessions(2, so_many(1000), of_b=1),
         "a run an hour, five of A and then five of B, of a state kept for six hours that varies by 1 %": of_hours(5, so_many(1000)),
         "two machines that differ by 2.3 %, one session each": of_machines(1, 1, so_many(1000)),
         "two such machines, three sessions each": of_machines(1, 3, so_many(1000)),
@@ -400,6 +418,14 @@ def of_history(so_many: Count) -> Rows:
         waits = np.quantile(nights_until_seen(noise, so_many(100)), [0.5, 0.9], method="higher")
         seen = [f"{one:.0f}" if math.isfinite(one) else "over 60" for one in waits]
         yield noise, *alarms, f"{alarms_a_year(noise, so_many(10)):.1f}", *seen
+
+
+def of_reverts(so_many: Count) -> Rows:
+    """What is left of a fall that is over."""
+    later = (0, 14, 40, 100)
+    yield from _head("a fall by 5 deviations is taken back after", "found then", *(f"{nights} nights later" for nights in later[1:]))
+    for nights in (5, 10, 20, 40):
+        yield f"{nights} nights", *(f"{one:.0%}" for one in found_after(nights, later, so_many(200)))
 
 
 def cases() -> list[tuple[Case, int]]:
