@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sensors import channel, instants, sampled
 
 from caraml.power.counter import counter_energy, unwrap
-from caraml.power.energy import ChannelReadings, domain_energy, window_energy
+from caraml.power.energy import ChannelReadings, boundary_energy, domain_energy, window_energy
 from caraml.power.integral import power_energy
 from caraml.power.model import Channel, WindowEnergy
 from caraml.power.signals import Constant, Square, Telegraph
@@ -134,6 +134,7 @@ def test_a_power_that_stays_beyond_the_limit_of_its_device_counts(high: Callable
     series = changed(regular(sensor), lambda t, v: 2500.0 if high(t) else v)
     found = domain_energy([ChannelReadings(sensor, series)], *WINDOW)
     assert found.peak_w == 2500 and found.energy_j == pytest.approx(power_energy(series, sensor, *WINDOW, 0.1).energy_j)
+    assert "beyond_limit" in found.flags and not boundary_energy([found], 10.0).valid, "the sensor, its unit or the limit is wrong"
 
 
 def test_a_counter_slower_than_declared_is_found_out() -> None:

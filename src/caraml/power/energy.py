@@ -72,6 +72,8 @@ def domain_energy(views: list[ChannelReadings], start: float, end: float) -> Cha
             chosen, estimate = power, by_power
             estimate.flags |= by_counter.flags
     result = _described(chosen, estimate, start, end)
+    if chosen is power and _beyond_limit(power, start, end):
+        result.flags = sorted({*result.flags, "beyond_limit"})
     result.missed = sum(m.missed for m in views)
     # An instantaneous reading knows peaks best, a counter over a few updates next, a mean over a second least.
     ranked = (by_power, by_counter) if instant else (by_counter, by_power)
@@ -107,6 +109,12 @@ def _without_spikes(measured: ChannelReadings, start: float, end: float) -> Chan
     plausible = ReadingSeries(*(array("d", compress(column, kept)) for column in (series.t, series.half, series.value)))
     lost = series.count(start, end) - plausible.count(start, end)
     return replace(measured, series=plausible, missed=measured.missed + lost)
+
+
+def _beyond_limit(measured: ChannelReadings, start: float, end: float) -> bool:
+    """Whether readings of the window that were kept are beyond any plausible power: the sensor, its unit or the limit is wrong."""
+    highest = MARGIN * max_power(measured.channel)
+    return any(start <= t <= end and value > highest for t, value in zip(measured.series.t, measured.series.value, strict=True))
 
 
 def _described(measured: ChannelReadings, estimate: SeriesEstimate, start: float, end: float) -> ChannelEnergy:

@@ -37,6 +37,8 @@ ENERGY_FLAGS: dict[str, str] = {
     "partial_coverage": "readings are missing in the window; `partial_j` is the energy of the part that was seen",
     "reset": "the counter started again inside the window",
     "frozen": "the sensor repeated one value for longer than its update period",
+    "beyond_limit": "the sensor showed more than any plausible power (three times the limit of a GPU, 60 kW of a node) for longer than it "
+    "holds a value: it, its unit or the limit is wrong",
     "wrap_ambiguous": "the counter may have wrapped more often than the readings can tell",
     "too_short": "fewer than ten updates of the sensor fit into the window",
     "aliasing_possible": "a load that repeats with the sensor's own instants would not be noticed; repeat with another length of step",
@@ -55,7 +57,7 @@ ENERGY_FLAGS: dict[str, str] = {
 
 BLOCKING = frozenset(
     ("no_source", "partial_coverage", "reset", "frozen", "wrap_ambiguous", "too_short", "counter_power_mismatch", "suspended", "estimated")
-)
+) | {"beyond_limit"}
 """Flags that make a number invalid. The others tell what the number means, not that it is wrong."""
 
 

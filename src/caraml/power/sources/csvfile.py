@@ -98,11 +98,12 @@ class CsvSource(SensorGroup):
             )
         return instants[0], values[0], self._header.index("channel") if "channel" in self._header else None
 
-    def _channel(self, outlet: str, period: float = DEFAULT_PERIOD_S) -> Channel:
-        """The channel of an outlet, made when it is first seen."""
+    def _channel(self, outlet: str, period: float = DEFAULT_PERIOD_S, written: Sequence[str] = ()) -> Channel:
+        """The channel of an outlet, made when it is first seen; ``written`` are its values so far."""
         if outlet not in self._channels:
             value = next(name for name in self._header if name in VALUES)
             kind, scale = VALUES[value]
+            step = _step(written, scale) if kind != "energy" else scale if scale == 1.0 else 0.0
             name = f"csv:{self.argument}" + (f":{outlet}" if outlet else "")  # the whole path: meters elsewhere may have the same end of it
             self._channels[outlet] = Channel(
                 id=name,
@@ -112,7 +113,7 @@ class CsvSource(SensorGroup):
                 label=f"{self._path.name} {outlet}".strip(),
                 domain=name,
                 hardware="node",
-                resolution=scale if kind == "energy" and scale == 1.0 else 0.0,
+                resolution=step,
                 update_period_s=period if kind == "energy" else 0.0,
                 period_guessed=kind != "energy",
                 mean_window_s=period if kind != "energy" else 0.0,
@@ -157,15 +158,17 @@ class CsvSource(SensorGroup):
                 r[where] if where is not None else "",
                 _instant(r[when]) + offset,
                 _number(r[what]) * scale,
+                r[what],
                 None if beside is None or not r[beside].strip() else _number(r[beside]),
             )
             for r in rows
             if r
         ]
         for outlet in dict.fromkeys(outlet for outlet, *_ in parsed):
-            self._channel(outlet, _spacing([t for name, t, *_ in parsed if name == outlet]))
+            own = [row for row in parsed if row[0] == outlet]
+            self._channel(outlet, _spacing([row[1] for row in own]), [row[3] for row in own])
         readings = []
-        for outlet, at, value, va in parsed:
+        for outlet, at, value, _, va in parsed:
             if at > self._newest.get(outlet, float("-inf")):
                 self._newest[outlet] = at
                 name = self._channels[outlet].id
@@ -206,6 +209,12 @@ def _number(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text.strip()} is no reading")
     return value
+
+
+def _step(written: Sequence[str], scale: float) -> float:
+    """Smallest step of a power [W] by the decimals with which it was ``written``; 1 W where there is none yet."""
+    decimals = [len(text.strip().partition(".")[2]) for text in written]
+    return scale * 10.0 ** -max(decimals) if decimals else 1.0
 
 
 def _instant(text: str) -> float:
