@@ -129,12 +129,12 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_970,
-    "base": 3_043,
+    "base": 3_063,
     "campaign": 1_666,
     "cli": 1_621,
     "data": 781,
-    "engine": 5_111,
-    "launch": 1_869,
+    "engine": 5_112,
+    "launch": 1_872,
     "metrics": 1_006,
     "power": 4_942,
     "reference": 515,
@@ -143,7 +143,7 @@ LINES = {
     "suite": 2_726,
     "system": 3_568,
     "verify": 1_061,
-    "worker": 2_620,
+    "worker": 2_622,
     "workloads": 8_334,
 }
 FILES = 193

@@ -257,3 +257,35 @@ def test_where_there_is_no_prctl_a_process_goes_on_without(monkeypatch: pytest.M
     monkeypatch.delattr("ctypes.CDLL")
     die_with_parent()
     assert store.die_with_parent is die_with_parent, "what data's writers begin with"
+
+
+def test_what_is_in_a_container_ends_with_what_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is no parent of it, and may be killed with what was to hand a signal on."""
+    sent: list[int] = []
+    reading, writing = os.pipe()
+    over = threading.Event()
+
+    def kill(process: int, number: int) -> None:
+        assert process == os.getpid()
+        sent.append(number)
+        if number == signal.SIGKILL:
+            over.set()
+
+    monkeypatch.setenv(signals.CALLER, "12345")
+    monkeypatch.setattr(os, "pidfd_open", lambda process: {12345: reading}[process])
+    monkeypatch.setattr(os, "kill", kill)
+    monkeypatch.setattr(signals, "_LAST_SECONDS", 0.0)
+    signals.end_with_caller()
+    assert not sent
+    os.write(writing, b"over")
+    assert over.wait(60) and sent == [signal.SIGTERM, signal.SIGKILL]
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize("caller", ["", "none", str(2**30)])
+def test_without_a_caller_that_can_be_seen_nothing_is_waited_for(caller: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(signals.CALLER, caller)
+    before = threading.active_count()
+    signals.end_with_caller()
+    assert threading.active_count() == before

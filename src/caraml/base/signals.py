@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
@@ -13,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+CALLER = "CARAML_CALLER"
+"""Environment variable: number of the process that started the container of this one."""
 _PR_SET_PDEATHSIG = 1
 _TERMINATION = (signal.SIGTERM, signal.SIGHUP)
 _LAST_SECONDS = 20.0
@@ -189,6 +192,23 @@ def _is_free(number: int) -> bool:
     with suppress(OSError, ValueError, IndexError):  # no Linux
         caught = int(Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").split("SigCgt:")[1].split()[0], 16)
     return not caught >> (number - 1) & 1
+
+
+def end_with_caller() -> None:
+    """End this process when the one ends that ``CALLER`` names: what started its container, and is no parent of it. By SIGTERM, and by
+    SIGKILL where that does not end it. Where none is named, or it cannot be seen from here, nothing happens."""
+    try:
+        caller = os.pidfd_open(int(os.environ.get(CALLER, "")))
+    except (AttributeError, ValueError, OSError):
+        return
+    threading.Thread(target=_end_after, args=(caller,), name="caller", daemon=True).start()
+
+
+def _end_after(caller: int) -> None:
+    select.select([caller], [], [])
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_LAST_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_with_parent() -> None:

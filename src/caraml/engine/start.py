@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from caraml.base.files import new_folder_beside, write_file
-from caraml.base.signals import on_signals
+from caraml.base.signals import end_with_caller, on_signals
 
 MEET = "CARAML_MEET"
 """Environment variable: the folder, its user's alone, in which the processes of a point find each other."""
@@ -135,6 +135,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes; this one's number is SLURM_PROCID")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="MODULE ...", help="module to run, and its arguments")
     asked = parser.parse_args()
+    end_with_caller()
     return Starter(asked.devices, asked.nodes, asked.command).run()
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from caraml.base.signals import CALLER
 from caraml.engine.start import MEET, PEER, SECRET
 from caraml.launch import batch, container
 from caraml.launch.batch import EXIT, step_name
@@ -327,8 +328,10 @@ def _inside(made: Recipe) -> list[str]:
     point, folder, site = made.point, made.folder, made.site
     if made.image is None:
         return command_of(point, folder, made.python)
-    # Podman passes no variables on by itself; a name alone takes the script's value.
-    passed = [f"--env={name}" for name in (*_variables(made), MEET, PEER)] if site.container.runtime == "podman" else []
+    # Podman passes no variables on by itself; a name alone takes the script's value. What is in the container must end with the process
+    # that runs it: Slurm ends that one alone, with all that it starts to hand a signal on.
+    caller = Shell(f"--env={CALLER}=$$")
+    passed = [caller, *(f"--env={name}" for name in (*_variables(made), MEET, PEER))] if site.container.runtime == "podman" else []
     return container.wrap(
         command_of(point, folder, site.container.python),
         site.container.runtime,

@@ -28,7 +28,7 @@ from caraml.base.errors import CaramlError, InputError
 from caraml.base.format import human
 from caraml.base.limits import SECONDS, limited, read_json
 from caraml.base.processes import node_key
-from caraml.base.signals import on_signals
+from caraml.base.signals import end_with_caller, on_signals
 from caraml.base.toml import FrozenModel
 from caraml.engine.instruments import Instruments, Nodes, NodeSummary, put_together
 from caraml.metrics.energy import ENERGY_METRICS, NO_ENERGY
@@ -334,6 +334,7 @@ def _doubt(marked: _Marked | None) -> str | None:
 
 def main(folder: Path) -> int:
     """Run the command of an attempt's folder; returns the exit code for the script."""
+    end_with_caller()
     try:
         return CommandWorker(folder).run()
     except CaramlError as error:

@@ -25,7 +25,7 @@ from caraml.base.errors import InputError, is_out_of_memory
 from caraml.base.files import write_file
 from caraml.base.format import human
 from caraml.base.limits import read_json
-from caraml.base.signals import die_with_parent, on_termination
+from caraml.base.signals import die_with_parent, end_with_caller, on_termination
 from caraml.engine.afterwards import Tracer, quality, save_model, validate, validation_loss
 from caraml.engine.device import CpuDevice, Device, open_device, sensors_of
 from caraml.engine.instruments import Instruments, quiet_baseline
@@ -439,6 +439,7 @@ def main(folder: Path) -> None:
     """Measure the point of an attempt's folder. What fails is noted there and raised."""
     point = Point.model_validate_json(read_json(folder / "point.json"))
     die_with_parent()
+    end_with_caller()
     if os.environ.get("RANK", "0") == "0":
         note_start(folder, point.world)
     worker = Worker(folder, point)
