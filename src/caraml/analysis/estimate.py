@@ -286,7 +286,7 @@ def _own_machines(groups: Sequence[Sequence[Value]], session: Mapping[int, int])
     the same one."""
     sides = [Counter({session[id(one)]: one.host for one in group}.values()) for group in groups if group]
     common = (sum(min(a[host] / a.total(), b[host] / b.total()) for host in a) for a, b in combinations(sides, 2))
-    return len(sides) > 1 and "" not in set().union(*sides) and max(common) < HARDLY
+    return len(sides) > 1 and "" not in set().union(*sides) and all(share < HARDLY for share in common)
 
 
 def _hours_apart(groups: Sequence[Sequence[Value]]) -> bool:
