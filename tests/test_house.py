@@ -141,7 +141,7 @@ LINES = {
     "report": 4_862,
     "results": 3_226,
     "suite": 2_726,
-    "system": 3_568,
+    "system": 3_578,
     "verify": 1_061,
     "worker": 2_622,
     "workloads": 8_334,

@@ -53,14 +53,14 @@ def peak(model: str, dtype: str) -> float | None:
         ("NVIDIA A800-SXM4-80GB", "bf16", 312e12),
         ("NVIDIA A800 80GB PCIe", "tf32", 156e12),
         ("NVIDIA RTX 6000 Ada Generation", "bf16", 364.2e12),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "bf16", 500e12),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "bf16", 480e12),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "bf16", 503.8e12),
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "bf16", 438.9e12),
         ("AMD Instinct MI300X VF", "bf16", 1307.4e12),
         ("Intel(R) Data Center GPU Max 1550", "bf16", 416e12),
         ("Intel(R) Data Center GPU Max 1100", "fp16", 355.5e12),
         ("GAUDI2", "bf16", 432e12),
-        ("GAUDI3", "fp16", 459e12),
+        ("GAUDI3", "bf16", 1678e12),
     ],
 )
 def test_figures_are_dense(model: str, dtype: str, flops_per_s: float) -> None:

@@ -211,5 +211,16 @@ def test_a_peak_of_one_s_own_is_what_records_count(config: Path) -> None:
     mixed = with_own_peak(h200, "other")
     assert [_datasheet(mixed, dtype, 1).value for dtype in ("bf16", "tf32")] == [800e12, 494.7e12], "the rest is the data sheet's"
     assert load_system("other").peak == mixed.peak
-    for name in ("local", "JEDI", "nobody", "other"):  # none of whose own peaks are of such a device
+    for name in ("local", "JEDI", "nobody"):  # who give none
         assert with_own_peak(h100, name) is h100
+    reason = with_own_peak(h100, "other").missing["peak"]
+    assert reason.startswith("no data sheet for 'NVIDIA H100'") and reason.endswith("; other gives it for 'NVIDIA H200'")
+
+
+def test_a_peak_of_one_s_own_is_that_of_the_device_by_all_its_names(config: Path) -> None:
+    """amdgpu gives the name on the board, the description of LUMI in the catalogue torch's: the user's peak was left out."""
+    peak = '[peak.bf16]\nvalue = 150e12\nunit = "FLOP/s"\nsource = "contract"\n'
+    (config / "lumi.toml").write_text(f'extends = "LUMI"\nname = "lumi"\n{peak}')
+    device = DeviceModel(model="AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2", kind="rocm")
+    found = with_sheet(System(name="local", title="", devices_per_node=1, devices=(device,), cpu=Cpu(model="c")))
+    assert [_datasheet(with_own_peak(found, "lumi"), dtype, 1).value for dtype in ("bf16", "fp32")] == [150e12, 47.85e12]

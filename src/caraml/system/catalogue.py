@@ -19,7 +19,7 @@ from caraml.base.errors import InputError, nearest, unknown_name
 from caraml.base.files import TRUSTED_FOLDERS, config_home, intruder
 from caraml.base.toml import Location, TomlDocument, read_toml
 from caraml.system.detect import detect
-from caraml.system.model import CATALOG, Affinity, Cpu, DeviceModel, System, with_sheet
+from caraml.system.model import CATALOG, Affinity, Cpu, DeviceModel, System, same_model, with_sheet
 
 LOCAL = "local"
 Table = dict[str, Any]
@@ -88,7 +88,11 @@ def with_own_peak(found: System, name: str) -> System:
     if told is None:
         return found
     own: Table = {key: getattr(told.system, key) for key in ("peak", "memory_bandwidth") if key in told.data}
-    if not own or told.system.devices[0].model != found.devices[0].model:
+    model = told.system.devices[0].model
+    if own and not same_model(model, found.devices[0].model):
+        others = {key: f"{found.missing[key]}; {name} gives it for {model!r}" for key in own if key in found.missing}
+        return found.model_copy(update={"missing": found.missing | others})
+    if not own:
         return found
     if "peak" in own:
         own["peak"] = (found.peak or {}) | {dtype: figure for dtype, figure in own["peak"].items() if dtype in told.data["peak"]}

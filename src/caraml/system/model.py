@@ -310,6 +310,12 @@ def data_sheet(model: str) -> PeakEntry | str:
     return f"no data sheet for {model!r} in the catalogue{closest}"
 
 
+def same_model(one: str, other: str) -> bool:
+    """Whether two names are those of one device: but for vendor and punctuation, or by one data sheet, as the board's and torch's."""
+    names, known = (_normal(one), _normal(other)), _by_name()
+    return names[0] == names[1] or (names[0] in known and known[names[0]] is known.get(names[1]))
+
+
 def sheet_of(device: DeviceModel) -> PeakEntry | str:
     """As :func:`data_sheet`, of a device that is whole: where torch tells its multiprocessors, they are those of the data sheet.
 
