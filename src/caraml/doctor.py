@@ -299,14 +299,15 @@ def limit_checks() -> list[Check]:
         import torch
     except (ImportError, OSError, RuntimeError):
         return []  # the system's checks say why
-    from caraml.engine.device import accelerator_type
+    from caraml.engine.device import accelerator_type, gpu_lacks
     from caraml.system.limits import looks
 
     kind = accelerator_type() if families.forced() != "cpu" else None
     on_gpu, device = kind is not None, torch.device(f"{kind}:0" if kind else "cpu")
     known = families.family_of(kind).arithmetic if kind else families.PLAIN
     wanted: tuple[DType, ...] = ("fp32", "tf32", "bf16", "fp16")
-    dtypes = [dtype for dtype in wanted if dtype in known]
+    plain = kind == "cuda" and gpu_lacks("tf32", device) is not None  # torch computes in fp32 there
+    dtypes = [dtype for dtype in wanted if dtype in known and not (plain and dtype == "tf32")]
     found = [_limit(f"limit: {dtype}", looks(["arithmetic"], device, dtype)["arithmetic"], "FLOP/s") for dtype in dtypes]
     streams = looks(["memory"] if on_gpu else ["memory", "cache"], device)
     return found + [_limit(f"limit: {kind}", one, "B/s") for kind, one in streams.items()]

@@ -241,6 +241,15 @@ def test_limits_are_listed_by_arithmetic_and_library(monkeypatch: pytest.MonkeyP
     assert "15.0 GB/s" in found["limit: memory"].found and "triad, 64 MiB arrays" in found["limit: memory"].found
 
 
+@pytest.mark.parametrize(("major", "listed"), [(7, ["fp32", "bf16", "fp16", "memory"]), (8, ["fp32", "tf32", "bf16", "fp16", "memory"])])
+def test_fp32_is_not_listed_as_tf32_where_a_gpu_has_none(monkeypatch: pytest.MonkeyPatch, major: int, listed: list[str]) -> None:
+    monkeypatch.setattr("caraml.system.limits.looks", lambda kinds, device, dtype="fp32": dict.fromkeys(kinds, "not measured"))
+    monkeypatch.setattr("caraml.engine.device.accelerator_type", lambda: "cuda")
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(name="Test GPU", major=major, minor=0))
+    monkeypatch.setattr("torch.version.hip", None)
+    assert [check.name for check in limit_checks()] == [f"limit: {name}" for name in listed]
+
+
 def test_cpus_of_one_model_in_other_places_have_limits_of_their_own(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines that share a home: as many threads, but two of each core, or on two sockets, or with a quota."""
     core = host.Core((0,), node=0, socket=0)
