@@ -162,6 +162,15 @@ def test_devices_that_differ_have_no_common_peak(devices: int, expected: float |
     assert (found.value, found.reason) == (expected, None if expected else "the devices differ: NVIDIA A100-SXM4-40GB, NVIDIA L4")
 
 
+def test_devices_of_two_names_are_the_same_by_one_data_sheet() -> None:
+    """Boards of two makers, one of which the catalogue does not know, so that it has the name that torch gives."""
+    board = "AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2"
+    devices = tuple(DeviceModel(model=model, kind="rocm") for model in (board, "AMD Instinct MI250X"))
+    system = described.with_sheet(System(name="x", title="", devices_per_node=2, devices=devices, cpu=Cpu(model="c")))
+    for nodes, expected in ((["AMD Instinct MI250X x8", f"{board} x8"], 191.5e12), (["AMD Instinct MI210 x8"], None)):
+        assert _datasheet(system, "bf16", 2, nodes).value == expected
+
+
 def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
     one = '[[device]]\nmodel = "NVIDIA X1"\nsource = "s"\nmemory_bandwidth_bytes_per_s = 1e9\nflops_per_s = { fp32 = 1e12 }\n'
     (tmp_path / "p.toml").write_text(one + one.replace("NVIDIA X1", "x1"))

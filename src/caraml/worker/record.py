@@ -38,7 +38,7 @@ from caraml.results.rows import write_table
 from caraml.suite.model import Point, Precision
 from caraml.system.catalogue import with_own_peak
 from caraml.system.detect import detect, environment
-from caraml.system.model import System
+from caraml.system.model import System, same_model
 
 FINGERPRINT_STEP = 4
 """Whose loss is the fingerprint: three updates stand in it, and every point has at least as many steps."""
@@ -351,14 +351,15 @@ def _datasheet(system: System, precision: Precision, devices: int, nodes: Sequen
     if dtype is None:
         return Peak(value=None, dtype=precision, reason="which peak it is depends on the precision, which was not stated")
     models = sorted({device.model for device in system.devices[:devices]})
-    if len(models) > 1:
+    if not all(same_model(models[0], model) for model in models):
         return Peak(value=None, dtype=dtype, reason=f"the devices differ: {', '.join(models)}")
     figure = (system.peak or {}).get(dtype)
     if figure is None:
         reason = system.missing.get("peak") or f"the data sheet of {system.devices[0].model} has no {dtype}"
         return Peak(value=None, dtype=dtype, reason=reason)
-    others = sorted({found for found in nodes if found and f"{models[0]} x" not in found}) if system.device_class == "gpu" else []
-    if others:
+    found_there = {found: [part.rpartition(" x")[0] for part in found.split(" + ")] for found in nodes if found}
+    others = sorted(found for found, there in found_there.items() if not any(same_model(models[0], model) for model in there))
+    if others and system.device_class == "gpu":
         return Peak(value=None, dtype=dtype, reason=f"the nodes differ: {models[0]} here, {' and '.join(others)} elsewhere")
     return Peak(value=figure.value, dtype=dtype, source=figure.source)
 
