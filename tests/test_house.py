@@ -133,7 +133,7 @@ LINES = {
     "campaign": 1_666,
     "cli": 1_621,
     "data": 781,
-    "engine": 5_112,
+    "engine": 5_116,
     "launch": 1_872,
     "metrics": 1_006,
     "power": 4_942,

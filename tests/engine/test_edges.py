@@ -6,7 +6,9 @@ import itertools
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -155,6 +157,20 @@ def test_free_ranks_are_never_far_apart() -> None:
     quick, slow = free_ranks(lambda rank, step: 1 + rank)
     assert slow.end - slow.begin == pytest.approx(2 * STEP * len(slow.window_rows), rel=0.01)
     assert quick.end - quick.begin > 0.9 * (slow.end - slow.begin)
+
+
+def test_no_rank_knows_a_decision_before_all_have_asked_for_it() -> None:
+    """Not only those to which it tells it: of eight ranks that go at their own pace, the slowest of which took 14 s, half ended after 6."""
+    store, world = distributed.HashStore(), 4
+
+    def one_of(rank: int) -> Ranks:
+        return Ranks(rank, world, distributed.ProcessGroupGloo(store, rank, world, timedelta(seconds=60)))
+
+    with ThreadPoolExecutor(world) as pool:
+        ranks = list(pool.map(one_of, range(world)))
+        early = [pool.submit(one.agree_later(7 - one.rank)) for one in ranks[:-1]]
+        assert not wait(early, timeout=0.2).done, "the last has not asked yet"
+        assert [ranks[-1].agree_later(0)(), *(found.result() for found in early)] == [7] * world
 
 
 def test_nothing_begins_before_every_idle_power_is_measured() -> None:

@@ -81,14 +81,18 @@ class Ranks:
 
     def agree(self, value: int) -> int:
         """Rank 0's value, on every rank."""
-        return self.agree_later(value)()
+        if self.world == 1:
+            return int(value)
+        shared = torch.tensor([value], dtype=torch.int64, device="cpu")
+        dist.broadcast(shared, src=0, group=self.hosts)
+        return int(shared.item())
 
     def agree_later(self, value: int) -> Callable[[], int]:
-        """Asks all ranks for rank 0's value; what waits for it. Those that come to ask wait for nobody."""
-        if self.world == 1:
-            return lambda: int(value)
-        shared = torch.tensor([value], dtype=torch.int64, device="cpu")
-        work: Any = dist.broadcast(shared, src=0, group=self.hosts, async_op=True)
+        """Asks, of several ranks, for rank 0's value, which takes no time; what waits until all have asked. A broadcast would not: it goes
+        from rank to rank, each of which would be one question ahead of the next."""
+        assert self.hosts is not None
+        shared = torch.tensor([0 if self.rank else value], dtype=torch.int64, device="cpu")
+        work = self.hosts.allreduce([shared])  # the sum
 
         def found() -> int:
             work.wait()
