@@ -215,3 +215,17 @@ def test_held_out_batches_are_watched(make_point: MakePoint) -> None:
     task.loss = loss
     validate(task, "fp32", CPU, Ranks(), watchdog.watch_validation)
     assert places == [f"validation batch {index}" for index in range(3)] and watchdog._sign.place == "step"
+
+
+def test_a_process_ends_also_where_it_cannot_be_told_why(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """As on a full disk: the others would wait for it for ever."""
+
+    def full(hanging: str) -> None:
+        raise OSError(hanging)
+
+    ended: list[int] = []
+    monkeypatch.setattr("caraml.engine.watchdog.os._exit", ended.append)
+    monkeypatch.setattr("caraml.engine.watchdog.faulthandler.dump_traceback", lambda file: None)
+    with pytest.raises(OSError, match="rank 1"):
+        Watchdog(Ranks(), full)._end("rank 1")
+    assert ended == [1]

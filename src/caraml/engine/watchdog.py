@@ -171,9 +171,11 @@ class Watchdog:
         return [Sign.parse(found[key].decode()) if key in found else None for key in keys]
 
     def _end(self, hanging: str) -> None:
-        faulthandler.dump_traceback(file=sys.stderr)
-        self._give_up(hanging)
-        os._exit(1)  # the main thread may hang in a library that no exception reaches
+        try:
+            faulthandler.dump_traceback(file=sys.stderr)
+            self._give_up(hanging)
+        finally:  # also on a full disk
+            os._exit(1)  # the main thread may hang in a library that no exception reaches
 
 
 def _key(rank: int) -> str:
