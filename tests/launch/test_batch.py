@@ -17,12 +17,13 @@ from caraml.launch import Job, batch, queue
 from caraml.launch.batch import START_UP_SECONDS, SlurmOptions
 from caraml.launch.launchers import PrintLauncher, faults, set_up
 from caraml.launch.slurm import SlurmLauncher
-from caraml.results.finish import finish
+from caraml.results.finish import NOT_DONE, finish
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Knobs, Policy
 from caraml.system.catalogue import list_systems
 from caraml.system.model import Container, Network, Scheduler, Site, Software
 from tests.conftest import MakePoint
+from tests.report.record_factory import make_record
 from tests.stores import write_script
 
 FULL = Site(
@@ -112,6 +113,28 @@ def test_a_task_of_an_array_warns_itself_alone(tmp_path: Path, make_point: MakeP
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", **task}
     subprocess.run(["bash", str(path)], env=environment, capture_output=True, check=False)
     assert (tmp_path / "told").read_text().splitlines() == ["scancel --signal=USR1 7_2", "scontrol requeue 7_2"]
+
+
+@pytest.mark.parametrize("signalled", [True, False], ids=["its time is nearly over", "cut off before"])
+def test_a_measurement_is_the_record_of_the_run_that_made_it(signalled: bool, tmp_path: Path, make_point: MakePoint) -> None:
+    """Not of a later run of the same job, which fails: with that one's tables beside it. A job that has measured needs no other run."""
+    point = make_point()
+    folder = Store(tmp_path / "results").new_attempt(point)
+    measured = make_record(point, attempt=1).model_copy(update={"reason": NOT_DONE, "files": {}}).model_dump_json()
+    (tmp_path / "measured.json").write_text(measured)
+    left = folder if not signalled else tmp_path
+    for name in ("measured.json", "steps.parquet", "power.csv"):
+        (left / name).write_text(measured)
+    now = f"cp {tmp_path}/measured.json {folder}; kill -USR1 $PPID; sleep 0.3; " if signalled else ""
+    stand_in(tmp_path, "srun", f"{now}exit 1")
+    stand_in(tmp_path, "scancel", "")
+    stand_in(tmp_path, "scontrol", 'echo "$*" >"$0.told"')
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "1"}
+    path = write_script(point, folder, 1, Site(scheduler=Scheduler(requeue=True)))
+    subprocess.run(["bash", str(path)], env=environment, capture_output=True, check=False)
+    record = read_record(folder / RECORD)
+    assert (record.status, record.files) == ("ok" if signalled else "failed", {})
+    assert not (tmp_path / "scontrol.told").exists() and not (folder / "measured.json").exists()
 
 
 def test_one_node_needs_no_network(tmp_path: Path, make_point: MakePoint) -> None:

@@ -17,7 +17,7 @@ from caraml.engine.start import MEET, PEER, SECRET
 from caraml.launch import batch, container
 from caraml.launch.batch import EXIT, step_name
 from caraml.results.claim import GATE, STARTED
-from caraml.results.finish import FAILURE, LOG
+from caraml.results.finish import FAILURE, LOG, MEASURED
 from caraml.results.store import RECORD
 from caraml.suite.model import Point
 from caraml.system import affinity
@@ -172,6 +172,7 @@ def _slurm(made: Recipe) -> str:
     meets = point.nodes > 1 and point.workload != "command"
     # A command's worker is no step of the job: the steps are its program's.
     warning = 'kill -USR1 "$step"' if point.workload == "command" else 'scancel --signal=USR1 "$_job"'
+    tables = "" if point.workload == "command" else " {steps,power}.{parquet,csv}"  # a program may go on from files of such a name
     heading = "\n".join(batch.PREFIX + line for line in batch.resources(point, folder, made.threads, scheduler))
     finish = f"{shlex.quote(made.python)} -P -m caraml.results.finish {shlex.quote(str(folder))}"
     return f"""#!/usr/bin/env bash
@@ -180,7 +181,7 @@ def _slurm(made: Recipe) -> str:
 : "${{SLURM_JOB_ID:?submit this script with sbatch, or run it inside an allocation}}"
 cd {shlex.quote(str(folder))} || exit
 if [ -e {RECORD} ]; then echo "this attempt has its result already: $PWD/{RECORD}"; exit 0; fi
-{GATE}rm -f {EXIT} {FAILURE}  # left by a run of this job that was cut off
+{GATE}rm -f {EXIT} {FAILURE} {MEASURED}{tables}  # left by a run of this job that was cut off
 {link_to(made.needed)}{_software(made)}{_meeting_folder(site) if meets else ""}
 # What runs on each node. The warning is meant for the worker; the programs around it must survive it.
 node() {{
@@ -384,7 +385,7 @@ def _requeue(scheduler: Scheduler) -> str:
     """After a warning once: a job that is cut off again would be so for ever."""
     if not scheduler.requeue:
         return ""
-    return f"""[ -n "${{SLURM_RESTART_COUNT:-}}" ] || preempted="$preempted$warned"
+    return f"""[ -n "${{SLURM_RESTART_COUNT:-}}" ] || [ -e {MEASURED} ] || preempted="$preempted$warned"
 if [ ! -e {RECORD} ] && [ -n "$preempted" ]; then
   scontrol requeue "$_job" && exit "$code"
 fi
