@@ -308,10 +308,10 @@ def test_a_run_ends_on_every_node_when_it_has_ended_on_all() -> None:
 
         sensors: Any = SimpleNamespace(summary=summary, meter=SimpleNamespace(stop=lambda: None))
         mine, began = RankSummary(1.0, 9.0, StepTable(), [], 1.0, 1.0, 0), ranks.clock.time
-        record.gathered(ranks, mine, sensors, (began, began + (10.0 if ranks.rank else 60.0)))
+        record.gathered(ranks, mine, sensors, (began, began + (10.0 if ranks.rank else 60.0)), (began, began + 2.0 - ranks.rank))
         return {name: (begin - began, end - began) for name, (begin, end) in asked.items()}
 
-    assert Meeting(2, apart=3600.0).run(work) == [{"run": (0.0, 60.0)}] * 2
+    assert Meeting(2, apart=3600.0).run(work) == [{"run": (0.0, 60.0), "aside": (0.0, 2.0)}] * 2
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,15 @@ def test_action_is_the_energy_of_the_node_times_the_time_of_the_run() -> None:
         assert metric.unit == unit_of(name), name
 
 
+def test_what_is_done_aside_is_no_part_of_a_run() -> None:
+    def energy(start: float, joules: float) -> WindowEnergy:
+        return WindowEnergy("run", start, 25, boundaries={"node_ac": BoundaryEnergy(energy_j=joules, bound_j=joules / 20, valid=True)})
+
+    found = whole_run(energy(5, 8_000), energy(21, 1_000))
+    assert (found["run_time"].value, found["run_node_energy"].value, found["action"].value) == (16, 7_000, 112_000)
+    assert found["run_node_energy"].bound == 400
+
+
 def test_without_a_sensor_of_the_node_there_is_no_action() -> None:
     device = {"device": BoundaryEnergy(energy_j=3_000, bound_j=30, valid=True)}
     found = whole_run(WindowEnergy(name="run", start=5, end=25, boundaries=device))

@@ -117,7 +117,7 @@ FAULTS = [
     ),
     Fault(
         "accelerator: a failure takes what was measured",
-        "worker/training.py",
+        "worker/__main__.py",
         "            worker.rescue()\n",
         "            pass\n",
         ("tests/accelerator/test_accelerator.py::test_a_device_that_is_lost_in_the_window_takes_nothing_that_was_measured",),
@@ -182,8 +182,8 @@ FAULTS = [
     Fault(
         "Action by the energy of the devices",
         "metrics/run.py",
-        "    node = joules(run, *NODE)\n",
-        "    node = joules(run, *HEADLINES)\n",
+        "    node = _without(aside, run, *NODE)\n",
+        "    node = _without(aside, run, *HEADLINES)\n",
         ("tests/metrics/test_run.py",),
     ),
     Fault(

@@ -23,8 +23,9 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.steps import Batches, RankSummary, StepRow, StepTable
 from caraml.launch.script import environment_of
 from caraml.metrics.model import Facts, Peak
+from caraml.results import finish as finishing
 from caraml.results import rows
-from caraml.results.finish import MEASURED, finish, note_start
+from caraml.results.finish import MEASURED, NOT_DONE, finish, note_start, put_away, write_as_it_fits
 from caraml.results.record import Record
 from caraml.results.rows import read_table
 from caraml.results.store import RECORD, ROOM, Store, read_record
@@ -373,7 +374,7 @@ def test_a_full_disk_takes_the_tables_and_not_the_record(
     """As a quota does, which has room for what is small, or none until something goes."""
     folder = tmp_path / "known-0" / "1"
     folder.mkdir(parents=True)
-    write, write_table = training.write_record, rows.write_table
+    write, write_table = finishing.write_record, rows.write_table
 
     def no_room(*arguments: Any) -> Any:
         if full == "tables" or arguments[-1].files:
@@ -382,7 +383,7 @@ def test_a_full_disk_takes_the_tables_and_not_the_record(
 
     monkeypatch.setattr(training.affinity, "bind", lambda *_: {"bound": False})
     monkeypatch.setattr("caraml.worker.record.write_table", no_room if full == "tables" else write_table)
-    monkeypatch.setattr(training, "write_record", no_room if full == "record" else write)
+    monkeypatch.setattr(finishing, "write_record", no_room if full == "record" else write)
     monkeypatch.setenv("CARAML_POWER", "fake:constant")
     Worker(folder, make_point(workload="known")).run()
     record = read_record(folder / RECORD)
@@ -391,7 +392,7 @@ def test_a_full_disk_takes_the_tables_and_not_the_record(
     assert "No space left on device" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("where", ["_validate_and_save", "quiet_baseline", "write_readings", "_write"])
+@pytest.mark.parametrize("where", ["_validate_and_save", "quiet_baseline", "write_readings", "write_as_it_fits"])
 def test_what_was_measured_outlives_the_worker(
     where: str, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -413,9 +414,10 @@ def test_what_was_measured_outlives_the_worker(
     record = Store(tmp_path).latest(point.key)
     assert record is not None and record.status == "ok" and record.value("throughput") and record.window is not None
     assert (record.reason or "").startswith("the worker ended before it was done: killed by SIGKILL")
-    assert [*record.files] == (["steps"] if where == "_write" else []), "of all ranks or of none"
+    assert [*record.files] == (["steps"] if where == "write_as_it_fits" else []), "of all ranks or of none"
+    assert {record.metrics[name].reason for name in ("runtime", "rest_share", "run_time", "run_energy")} == {NOT_DONE}, "it had no end"
     validated = where != "_validate_and_save"
-    assert (record.metrics["loss_validation"].reason == "the worker ended before it was done") is not validated
+    assert (record.metrics["loss_validation"].reason == NOT_DONE) is not validated
     assert {path.name for path in folder.iterdir()} == {"point.json", RECORD, "progress.jsonl", *record.files.values()}
 
 
@@ -428,7 +430,7 @@ def test_a_record_for_which_there_is_no_room_at_all_is_as_it_was_before(
     point = make_point(workload="known")
     folder = Store(tmp_path).new_attempt(point)
     monkeypatch.setattr(training.affinity, "bind", lambda *_: {"bound": False})
-    monkeypatch.setattr(training, "write_record", full)
+    monkeypatch.setattr(finishing, "write_record", full)
     Worker(folder, point).run()
     assert {path.name for path in folder.iterdir()} == {"point.json", RECORD, "progress.jsonl"}
     record = Store(tmp_path).latest(point.key)
@@ -441,7 +443,7 @@ def test_room_that_was_kept_is_for_what_was_measured(
 ) -> None:
     """Of a disk that others have filled, or nearly."""
     point = make_point(workload="known")
-    folder, write = Store(tmp_path).new_attempt(point), training.write_file
+    folder, write = Store(tmp_path).new_attempt(point), finishing.write_file
 
     def no_room(path: Path, *rest: Any) -> None:
         if not left and (folder / ROOM).exists():
@@ -450,9 +452,48 @@ def test_room_that_was_kept_is_for_what_was_measured(
 
     note_start(folder, point.world)
     size = (folder / ROOM).stat().st_size
-    monkeypatch.setattr(training, "write_file", no_room)
-    worker = Worker(folder, point)
-    assert worker._put_away(make_record(point)) and (folder / MEASURED).exists() and (folder / ROOM).exists() is left
+    monkeypatch.setattr(finishing, "write_file", no_room)
+    assert put_away(folder, make_record(point)) and (folder / MEASURED).exists() and (folder / ROOM).exists() is left
     assert size > 4 * (folder / MEASURED).stat().st_size
     finish(folder, 137)
     assert not (folder / ROOM).exists() and not (folder / MEASURED).exists()
+
+
+def test_a_record_that_was_not_put_away_says_why_it_cannot_be_written(
+    tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
+
+    monkeypatch.setattr(finishing, "write_record", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_as_it_fits(tmp_path, make_record(make_point()))
+
+
+def test_what_a_training_is_needed_for_decides_how_it_ended(tmp_path: Path, make_point: MakePoint) -> None:
+    """It was measured, and did not save what another point goes on from: a lost job is submitted anew, and a timeout is not."""
+    for status in ("lost", "timeout", "oom"):
+        point = make_point(seed=len(status))
+        folder = Store(tmp_path).new_attempt(point)
+        put_away(folder, make_record(point).model_copy(update={"status": "failed", "reason": NOT_DONE}))
+        finish(folder, 1, status, "Slurm says so")
+        record = read_record(folder / RECORD)
+        assert (record.status, record.reason) == (status, f"{NOT_DONE}: Slurm says so") and record.value("throughput")
+
+
+def test_putting_a_measurement_away_is_no_part_of_the_run(
+    tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    point, passed, make = make_point(workload="known"), [0.0], training.make_record
+    folder = Store(tmp_path).new_attempt(point)
+
+    def slow(*values: Any, **further: Any) -> Record:
+        passed[0] += 1000.0
+        return make(*values, **further)
+
+    monkeypatch.setattr(training.affinity, "bind", lambda *_: {"bound": False})
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0]))
+    monkeypatch.setattr(training, "make_record", slow)
+    Worker(folder, point).run()
+    record = read_record(folder / RECORD)
+    assert 0 < (record.value("runtime") or 0) < 1000 and 0 < (record.value("run_time") or 0) < 1000

@@ -22,6 +22,10 @@ CHOICES = ("matmul", "batched_matmul", "dropout_masks")
 TRAINING_PHASES = ("first_step", *CHOICES, "warm_up", "measure", "after")
 _Z = 1.959964
 """Quantile of the normal distribution for 95 %."""
+_SHARES = ("loading_share", "training_share", "rest_share")
+_OF_APPLICATION = ("run_time", "run_energy", "run_node_energy", "action")
+TO_THE_END = ("runtime", *_SHARES, *_OF_APPLICATION)
+"""Metrics that are not known before the model is saved."""
 INPUT_BOUND_SHARE = 0.1
 """Share of the window spent waiting for batches above which a run is input-bound: without the wait one CPU would be 11 % faster or more."""
 
@@ -31,13 +35,13 @@ def run_metrics(run: Measured, energy: WindowEnergy | None) -> dict[str, Metric]
     training = _total(run.phases, TRAINING_PHASES)
     saving = _total(run.phases, ("save_model",)) or None
     validation = Metric(value=run.validation_loss, unit="1", reason=run.no_validation if run.validation_loss is None else None)
-    wait, shares = run.whole_data_wait, ("loading_share", "training_share", "rest_share")
+    wait = run.whole_data_wait
     if wait is None:
-        loads = unknown(("loading_time", *shares), NOT_TOLD)
+        loads = unknown(("loading_time", *_SHARES), NOT_TOLD)
     else:
         loading, computing = _total(run.phases, ("data",)) + wait, training - wait
         parts = (loading, computing, run.runtime - loading - computing)
-        loads = {name: Metric(value=part / run.runtime, unit="1") for name, part in zip(shares, parts, strict=True)}
+        loads = {name: Metric(value=part / run.runtime, unit="1") for name, part in zip(_SHARES, parts, strict=True)}
         loads["loading_time"] = Metric(value=loading, unit="s")
     return {
         "runtime": Metric(value=run.runtime, unit="s"),
@@ -53,20 +57,29 @@ def run_metrics(run: Measured, energy: WindowEnergy | None) -> dict[str, Metric]
     }
 
 
-def whole_run(run: WindowEnergy | None) -> dict[str, Metric]:
+def whole_run(run: WindowEnergy | None, aside: WindowEnergy | None = None) -> dict[str, Metric]:
     """Time and energy of all that an application would do, and their product with the node's energy: D3.7's Action, section 3.
 
-    ``run`` goes from the first data until the model is saved. The interpreter's start, the idle baseline and the probes are not in it.
+    ``run`` goes from the first data until the model is saved. The interpreter's start, the idle baseline and the probes are not in it, nor
+    counts what was done ``aside`` meanwhile, which no application would do.
     """
     if run is None:
-        return unknown(("run_time", "run_energy", "run_node_energy", "action"), "energy was not measured")
-    node = joules(run, *NODE)
+        return unknown(_OF_APPLICATION, "energy was not measured")
+    seconds = run.duration_s - (aside.duration_s if aside is not None else 0.0)
+    node = _without(aside, run, *NODE)
     return {
-        "run_time": Metric(value=run.duration_s, unit="s"),
-        "run_energy": joules(run, *HEADLINES),
+        "run_time": Metric(value=seconds, unit="s"),
+        "run_energy": _without(aside, run, *HEADLINES),
         "run_node_energy": node,
-        "action": scaled(node, run.duration_s, "J s"),
+        "action": scaled(node, seconds, "J s"),
     }
+
+
+def _without(aside: WindowEnergy | None, run: WindowEnergy, *boundaries: str) -> Metric:
+    """The run's energy less that of what was done aside, which is short: the bound is that of the whole."""
+    whole = joules(run, *boundaries)
+    part = joules(aside, *boundaries).value if aside is not None else None
+    return whole if whole.value is None or part is None else whole.model_copy(update={"value": whole.value - part})
 
 
 def rank_metrics(mean_steps: Sequence[float]) -> dict[str, Metric]:

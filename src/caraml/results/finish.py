@@ -11,7 +11,8 @@ import os
 import re
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from caraml.results.store import RECORD, ROOM, read_record, write_record
 from caraml.suite.model import Point
 from caraml.system.files import read_int
 from caraml.system.host import oom_kills
+from caraml.system.variables import forget
 
 FAILURE = "failure.json"
 LOG = "worker.log"
@@ -105,31 +107,70 @@ def finish(folder: Path, exit_code: int, status: Status | None = None, reason: s
     told = failure if exit_code not in _WAS_KILLED or point.nodes > 1 or (failure and failure.status != "failed") else None
     starved = told is None and before is not None and count is not None and count > before
     why = reason or (told.reason if told else _STARVED if starved else death(folder, exit_code))
+    how = status or (told.status if told else "oom" if starved else "failed")
+    files = {name: file.name for name in ("steps", "power") for file in sorted(folder.glob(f"{name}.*")) if file.suffix in _TABLES}
     if (folder / MEASURED).exists():
-        record, since = read_record(folder / MEASURED), (folder / MEASURED).stat().st_mtime_ns
-        files = {**_tables(folder, since), **record.files}  # those before may be of a run of this job that was cut off
-        reasons = {"reason": record.reason and f"{record.reason}: {why}", "profile": Profile(reason=why) if point.profile else None}
-        write_record(folder, record.model_copy(update={**reasons, "traceback": failure and failure.traceback, "files": files}))
+        record = read_record(folder / MEASURED)
+        update = {
+            "status": how if record.status == "failed" else record.status,  # as if nothing was measured: something was not saved
+            "reason": record.reason and f"{record.reason}: {why}",
+            "profile": Profile(reason=why) if point.profile else None,
+            "traceback": failure and failure.traceback,
+            "files": {**files, **record.files},
+        }
+        write_record(folder, record.model_copy(update=update))
         (folder / MEASURED).unlink()
         return
     record = Record(
         key=point.key,
         attempt=int(folder.name),
         point=point,
-        status=status or (told.status if told else "oom" if starved else "failed"),
+        status=how,
         reason=why,
         started_at=failure.started_at if failure else now(),
         phases=failure.phases if failure else [],
         traceback=failure.traceback if failure else None,
-        files=_tables(folder),
+        files=files,
     )
     write_record(folder, record)
 
 
-def _tables(folder: Path, since: int = 0) -> dict[str, str]:
-    """Names of the raw tables beside a record, by kind, that were written ``since`` then [ns]."""
-    found = [(name, file) for name in ("steps", "power") for file in sorted(folder.glob(f"{name}.*")) if file.suffix in _TABLES]
-    return {name: file.name for name, file in found if file.stat().st_mtime_ns >= since}
+@contextmanager
+def without_room() -> Iterator[None]:
+    """Go on where the disk is full, say: what was measured is worth more than its tables. The log has it, if it has room."""
+    try:
+        yield
+    except OSError as error:
+        with suppress(OSError):
+            print(f"caraml: {reason_of(error)}; the record does without", file=sys.stderr, flush=True)
+
+
+def put_away(folder: Path, record: Record) -> bool:
+    """Have a record for :func:`finish`, if the worker gets no further. Whether there was room, if need be that which was kept for it."""
+    for _ in range(2):
+        with without_room():
+            write_file(folder / MEASURED, record.model_dump_json())
+            return True
+        (folder / ROOM).unlink(missing_ok=True)
+    return False
+
+
+def write_as_it_fits(folder: Path, record: Record) -> None:
+    """Write a worker's record; where there is no room for it, in that of the tables beside it, and else as it was put away. Raises
+    ``OSError`` where it was not."""
+    with without_room():
+        write_record(folder, record)
+    if not (folder / RECORD).exists():
+        for file in record.files.values():
+            (folder / file).unlink(missing_ok=True)
+        try:
+            write_record(folder, record.model_copy(update={"files": {}}))
+        except OSError:
+            if not (folder / MEASURED).exists():
+                raise
+            os.rename(folder / MEASURED, folder / RECORD)  # noqa: PTH104 -- takes no room
+            forget(folder)
+    (folder / MEASURED).unlink(missing_ok=True)
 
 
 def note_start(folder: Path, ranks: int) -> None:

@@ -87,16 +87,26 @@ class Known:
 
 
 def gathered(
-    ranks: Ranks, mine: RankSummary, instruments: Instruments | None, run: tuple[float, float], *, last: bool = True
+    ranks: Ranks,
+    mine: RankSummary,
+    instruments: Instruments | None,
+    run: tuple[float, float],
+    aside: tuple[float, float] | None = None,
+    *,
+    last: bool = True,
 ) -> list[RankSummary]:
     """What every rank measured, in rank order, on every rank. Collective.
 
     Sensors answer for the longest window of any rank, for all epochs if there were such, and for the longest ``run``, which begins on all
-    together: a node also waits for the first rank to validate and save. They are read no more after the ``last`` time.
+    together: a node also waits for the first rank to validate and save. So they do for what is done ``aside`` in it, where anything is.
+    They are read no more after the ``last`` time.
     """
-    longest, whole = map(max, zip(*ranks.gather([mine.end - mine.begin, run[1] - run[0]]), strict=True))
+    lengths = [end - begin for begin, end in ((mine.begin, mine.end), run, aside or (0.0, 0.0))]
+    longest, whole, meanwhile = map(max, zip(*ranks.gather(lengths), strict=True))
     if instruments is not None:
         spans = {"run": (run[0], run[0] + whole)}
+        if aside is not None:
+            spans["aside"] = (aside[0], aside[0] + meanwhile)
         if mine.epochs:
             spans["epochs"] = (mine.epochs[0].begin, mine.epochs[-1].end)
         mine.node = instruments.summary(mine.begin, mine.begin + longest, spans)
@@ -158,7 +168,7 @@ def make_record(ranks: list[RankSummary], known: Known, *, table: bool = True) -
     if known.facts.epoch_items is not None:
         metrics |= nominal_epoch(metrics["energy_per_item"], known.facts.epoch_items, point.world)
     metrics |= epoch_metrics(measured, joules(nodes.spans.get("epochs"), *HEADLINES))
-    metrics |= whole_run(nodes.spans.get("run")) | known.quality
+    metrics |= whole_run(nodes.spans.get("run"), nodes.spans.get("aside")) | known.quality
     surroundings["affinity"] = [rank.affinity for rank in ranks]
     surroundings["throttled"] = nodes.throttled
     lost = not np.isfinite(measured.losses).all()

@@ -7,8 +7,6 @@ wrong is left in ``failure.json`` by the rank that saw it first, and the script 
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import threading
 import time
 import traceback
@@ -21,11 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from caraml.base.errors import InputError, is_out_of_memory
-from caraml.base.files import write_file
-from caraml.base.format import human
-from caraml.base.limits import read_json
-from caraml.base.signals import die_with_parent, end_with_caller, on_termination
+from caraml.base.errors import InputError
 from caraml.engine.afterwards import Tracer, quality, save_model, validate, validation_loss
 from caraml.engine.device import CpuDevice, Device, open_device, sensors_of
 from caraml.engine.instruments import Instruments, quiet_baseline
@@ -37,16 +31,15 @@ from caraml.engine.replacement import Replacement
 from caraml.engine.step import Watch, make_step
 from caraml.engine.steps import RankSummary, Step, full
 from caraml.engine.watchdog import Watchdog
-from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Peak, own_definitions, steps_per_epoch
+from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Peak, own_definitions, steps_per_epoch, unknown
+from caraml.metrics.run import TO_THE_END
 from caraml.metrics.window import bandwidth_of, peak_of
-from caraml.results.finish import MEASURED, NOT_DONE, Failure, note_failure, note_start, now, reason_of
+from caraml.results.finish import NOT_DONE, Failure, note_failure, now, put_away, reason_of, without_room, write_as_it_fits
 from caraml.results.record import Profile, Record, Status
 from caraml.results.status import ProgressWriter
-from caraml.results.store import RECORD, ROOM, write_record
 from caraml.suite.model import Point
 from caraml.system import affinity
 from caraml.system.detect import own_checkout
-from caraml.system.host import MEMORY, limit_memory
 from caraml.worker.record import Known, PhaseLog, gathered, make_record, process_start, rescued, write_readings
 from caraml.workloads import load_workload, software_of
 from caraml.workloads.base import BuildContext, Task, checked
@@ -54,9 +47,6 @@ from caraml.workloads.base import BuildContext, Task, checked
 if TYPE_CHECKING:
     from caraml.engine.parallel.divide import Divided
     from caraml.system.kernels import Kind
-
-_NO_STACK = "can't start new thread"
-"""What Python says where the limit of memory leaves no room for a thread's stack."""
 
 
 class Worker:
@@ -105,28 +95,28 @@ class Worker:
                 self._measuring = self._loop(device, ranks, task, watchdog)
                 mine = self._measuring.run(step)
             mine.device_memory, mine.affinity = device.peak_memory(), self._affinity | affinity.as_found()
-            kept = self._keep(ranks, task, mine, run_began, starting)
+            self._look(task, mine)
+            kept, aside = self._keep(ranks, task, mine, run_began)
             self._validate_and_save(task, device.torch_device, mine, ranks)
             self._look(task, mine)
             if tracer is None:
                 opened.close()
             run = (run_began, time.monotonic())
-            runtime = starting + run[1] - run_began
-            self._keep_early(kept, runtime)
+            self._put_away(kept)
             with self.log.phase("idle_after"):
                 quiet_baseline(ranks, self._instruments, self.point.measure.idle_seconds)
             with self.log.phase("save"):
-                everyone = gathered(ranks, mine, self._instruments, run)
+                everyone = gathered(ranks, mine, self._instruments, run, aside)
                 files: dict[str, str] = {}
-                with self._without_room():
+                with without_room():
                     files = write_readings(ranks, everyone, self._instruments, self.folder, self.origin)
+                runtime = starting + run[1] - run[0] - (aside[1] - aside[0])
                 self._known = replace(self._known, files=files, runtime=runtime, phases=self.log.phases)
                 record = self._record(everyone) if ranks.rank == 0 else None
             if tracer is not None:
                 record = self._traced(ranks, task, tracer, step, record)
         if record is not None:
-            self._write(record)
-            (self.folder / MEASURED).unlink(missing_ok=True)
+            write_as_it_fits(self.folder, record)
         ranks.barrier()  # a rank that went before the record is written and failed would end the one that writes it
         ranks.leave()
         return record
@@ -303,40 +293,32 @@ class Worker:
         """Note what has grown by now."""
         mine.host_memory, mine.damaged = CpuDevice().peak_memory(), task.damaged() if task.damaged is not None else {}
 
-    def _keep(self, ranks: Ranks, task: Task, mine: RankSummary, run_began: float, starting: float) -> list[RankSummary]:
+    def _keep(self, ranks: Ranks, task: Task, mine: RankSummary, run_began: float) -> tuple[list[RankSummary], tuple[float, float]]:
         """Put away what all ranks measured: whatever comes after the window may end one of them, and with it the others. Gives that on the
-        rank that puts it away. Collective."""
+        rank that puts it away, and the time that this took. Collective."""
         began = time.monotonic()
-        self._look(task, mine)
         if mine.epochs:  # every one of them was validated
             self._known.validation_loss = mine.epochs[-1].loss
         with self.log.phase("save"):
             everyone = gathered(ranks, mine, self._instruments, (run_began, began), last=False)
             everyone = everyone if ranks.rank == 0 else []
             with self._rescuing:
-                validates, saves = self.point.mode == "train", task.save_to is not None
-                self._keep_early(everyone, starting + began - run_began, validates=validates, saves=saves)
+                self._put_away(everyone, validates=self.point.mode == "train", saves=task.save_to is not None)
                 self.measured = True
-        return everyone
+        return everyone, (began, time.monotonic())
 
-    def _keep_early(self, everyone: list[RankSummary], runtime: float, *, validates: bool = False, saves: bool = False) -> None:
-        """Put away, on rank 0, the record as it is by now, if the worker gets no further."""
+    def _put_away(self, everyone: list[RankSummary], *, validates: bool = False, saves: bool = False) -> None:
+        """Put away, on rank 0, the record as it is by now, if the worker gets no further: without what is known at the end of the run."""
         if not everyone:
             return
-        known = replace(self._known, runtime=runtime, phases=self.log.phases)
+        known = replace(self._known, runtime=time.monotonic() - self.origin, phases=self.log.phases)
         if validates:
             known.lack(NOT_DONE)
-        told = {"reason": NOT_DONE} | ({"status": "failed"} if saves else {})  # other points may need what it saves
-        self._put_away(make_record(everyone, known, table=False).model_copy(update=told))
-
-    def _put_away(self, record: Record) -> bool:
-        """Whether there was room for what was measured so far, if need be that which was kept for it."""
-        for _ in range(2):
-            with self._without_room():
-                write_file(self.folder / MEASURED, record.model_dump_json())
-                return True
-            (self.folder / ROOM).unlink(missing_ok=True)
-        return False
+        record = make_record(everyone, known, table=False)
+        update = {"reason": NOT_DONE, "metrics": record.metrics | unknown(TO_THE_END, NOT_DONE)}
+        if saves:  # other points may need that
+            update["status"] = "failed"
+        put_away(self.folder, record.model_copy(update=update))
 
     def _validate_and_save(self, task: Task, device: torch.device, mine: RankSummary, ranks: Ranks) -> None:
         """Rank 0 validates and saves what was trained on real input; a checkpoint is everyone's. What fails becomes a reason."""
@@ -366,31 +348,9 @@ class Worker:
 
     def _record(self, everyone: list[RankSummary]) -> Record:
         """The record, if need be without the table of steps."""
-        with self._without_room():
+        with without_room():
             return make_record(everyone, self._known)
         return make_record(everyone, self._known, table=False)
-
-    def _write(self, record: Record) -> None:
-        """Write the record; where there is no room for it, in that of the tables beside it."""
-        with self._without_room():
-            write_record(self.folder, record)
-        if (self.folder / RECORD).exists():
-            return
-        for file in record.files.values():
-            (self.folder / file).unlink(missing_ok=True)
-        with self._without_room():
-            write_record(self.folder, record.model_copy(update={"files": {}}))
-            return
-        os.rename(self.folder / MEASURED, self.folder / RECORD)  # noqa: PTH104 -- takes no room
-
-    @contextmanager
-    def _without_room(self) -> Iterator[None]:
-        """Go on where the disk is full, say: what was measured is worth more than its tables. The log has it, if it has room."""
-        try:
-            yield
-        except OSError as error:
-            with suppress(OSError):
-                print(f"caraml: {reason_of(error)}; the record does without", file=sys.stderr, flush=True)
 
     @staticmethod
     def _close(task: Task) -> None:
@@ -421,7 +381,7 @@ class Worker:
         """Trace a few steps more, once what was measured is safe in a file; the record with what they show. Collective."""
         why = None
         if record is not None:
-            why = None if self._put_away(record) else "there was no room to put away first what was measured"
+            why = None if put_away(self.folder, record) else "there was no room to put away first what was measured"
         ranks.barrier()
         why = "the batch system was about to end the job" if self._hurried else why
         profile, files = Profile(reason=why), dict[str, str]()
@@ -433,31 +393,3 @@ class Worker:
         if record is None:
             return None
         return record.model_copy(update={"profile": profile, "files": {**record.files, **files}, "phases": list(self.log.phases)})
-
-
-def main(folder: Path) -> None:
-    """Measure the point of an attempt's folder. What fails is noted there and raised."""
-    point = Point.model_validate_json(read_json(folder / "point.json"))
-    die_with_parent()
-    end_with_caller()
-    if os.environ.get("RANK", "0") == "0":
-        note_start(folder, point.world)
-    worker = Worker(folder, point)
-    signal.signal(signal.SIGUSR1, lambda number, frame: worker.hurry())  # what `sbatch --signal` sends before the time is over
-    # Launchers, and what starts the ranks where one of them has ended, ask a process to end before they end it.
-    with on_termination(lambda number: worker.rescue()) if worker.rank == 0 else nullcontext():
-        _run(worker)
-
-
-def _run(worker: Worker) -> None:
-    point, limit = worker.point, None
-    try:
-        limit = limit_memory(point.devices) if point.device_class == "cpu" else None
-        worker.run()
-    except BaseException as error:
-        full = is_out_of_memory(error) or (limit is not None and _NO_STACK in str(error))
-        of = f"; the worker may take {human(limit, 'B')} ({MEMORY} sets another limit)" if full and limit else ""
-        trace = f"rank {worker.rank}: {traceback.format_exc()}"
-        if worker.note("oom" if full else "failed", reason_of(error) + worker.where + of, trace) or worker.rank == 0:
-            worker.rescue()
-        raise
