@@ -317,6 +317,26 @@ def test_batches_with_other_things_in_them_leave_the_graph() -> None:
     assert seen == [1] * (1 + ASIDE) + [-1, -1, 2, -1] and told["left"] == 1
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+def test_batches_that_are_sparse_leave_the_graph() -> None:
+    """They have no strides, and no places that stay when others are copied into them."""
+    seen = list[float]()
+
+    class Kept(Timed):
+        def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+            return work()
+
+    def passes(batches: Iterator[Any]) -> torch.Tensor:
+        seen.extend(float(batch.sum()) for batch in batches)
+        return torch.zeros(())
+
+    run = GraphedPasses(passes, torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]), "on", Kept(1, 1, 1), told := {})
+    sums = [float(1 + index) for index in range(1 + ASIDE + 3)]
+    for number in sums:
+        run(iter([(number * torch.eye(1)).to_sparse_csr()]))
+    assert seen == sums and told["left"] == 2
+
+
 def test_a_compiled_model_sees_buffers_laid_out_as_its_batches() -> None:
     """Torch's compiler looks at strides: with others it would compile within the capture, which a GPU does not permit."""
     tokens, one = torch.arange(10).view(2, 5), torch.arange(2)[:, None].expand(2, 3)

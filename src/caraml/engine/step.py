@@ -376,6 +376,8 @@ class GraphedPasses:
 def _like(values: torch.Tensor) -> torch.Tensor:
     """A copy with the same strides, which ``clone`` does not keep of a part of a tensor: a compiled model would be compiled anew for
     others, within the capture."""
+    if values.layout != torch.strided:
+        return values.clone()  # sparse and ragged ones have no strides
     if any(stride == 0 and size > 1 for size, stride in zip(values.shape, values.stride(), strict=True)):
         return values.clone()  # several numbers in one place: nothing is copied into that
     kept = torch.empty_strided(values.shape, values.stride(), dtype=values.dtype, device=values.device)
@@ -396,4 +398,5 @@ def _copied(static: Any, batch: Any) -> bool:
 def _alike(buffer: Any, values: Any) -> bool:
     if not isinstance(buffer, torch.Tensor) or not isinstance(values, torch.Tensor):
         return type(buffer) is type(values) and bool(buffer == values)
-    return (buffer.shape, buffer.dtype, buffer.device) == (values.shape, values.dtype, values.device)
+    kept = buffer.layout == torch.strided  # what is copied into others takes places of its own, which no graph has seen
+    return kept and (buffer.shape, buffer.dtype, buffer.device) == (values.shape, values.dtype, values.device)
