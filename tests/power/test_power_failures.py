@@ -221,6 +221,15 @@ def test_no_other_boundary_replaces_accelerators_whose_sensors_did_not_open() ->
     assert total.total_j is None and total.partial_j == pytest.approx(300, rel=0.1)
 
 
+def test_accelerators_that_are_not_used_replace_no_processors() -> None:
+    """Though their sensors break: what computes on processors has the energy of these."""
+    processors = FakeSource(Constant(100.0), name="processors", kinds=("power_instant",), update_period_s=0.01)
+    processors.listed = [replace(channel, boundary="cpu") for channel in processors.listed]
+    with Meter([Faulty("crash at open"), processors], devices=[], interval=0.03) as meter, meter.window("w") as window:
+        time.sleep(1.0)
+    assert joules(window.energy, *HEADLINES).value == pytest.approx(100, rel=0.1) and "driver says no" in meter.reasons[0]
+
+
 def test_a_sensor_that_does_not_close_is_reported_and_harms_nothing() -> None:
     meter, energy, _ = measured("close", 0.5)
     assert energy.valid, energy.reason

@@ -150,6 +150,7 @@ class Meter:
         if sources == "auto":
             wanted = chosen or source_names(auto_only=True)
         self._samplers = [Sampler(one, interval, self.store, offset) for one in create_all(wanted, devices, self._automatic)]
+        self._uses_accelerators = devices is None or bool(devices)
 
     def start(self) -> None:
         """Open the sources, all at the same time, and begin to sample. Returns after the first reading of each."""
@@ -284,8 +285,9 @@ class Meter:
 
     def _unopened(self) -> list[ChannelEnergy]:
         """Sources of accelerators that hung or broke when they were opened, as devices without a number: what others measure is not theirs.
-        One that tells why it has no sensor, or none that may be read, leaves none unmeasured that it knows to be used."""
-        known = entries()
+        One that tells why it has no sensor, or none that may be read, leaves none unmeasured that it knows to be used; nor is any used by
+        what computes on processors."""
+        known = entries() if self._uses_accelerators else {}
         broken = [s for s in self._samplers if s.failure and s.problem is None and not s.channels and s.name in known]
         why = {s.name: str(s.failure).removeprefix(f"{s.name}: ") for s in broken if known[s.name].accelerator}
         return [ChannelEnergy(name, known[name].title, name, "device", hardware=name, reason=reason) for name, reason in why.items()]
