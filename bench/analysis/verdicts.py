@@ -388,6 +388,7 @@ def of_shifts(so_many: Count) -> Rows:
         "two such machines, three sessions each": of_machines(1, 3, so_many(1000)),
         "three such machines a side, three sessions each": of_machines(3, 3, so_many(1000)),
         "nine nights on one such machine and one on another, against one on the latter": of_nights("a" * 9 + "b", "b", so_many(1000)),
+        "five nights on each of two such machines, against three on one of them": of_nights("aaaaabbbbb", "bbb", so_many(1000)),
         "energy by two sensors off by up to 5 % (with the bound)": of_sensors(so_many(1000)),
     }.items():
         yield title, f"{worse:.1%}", f"{held:.1%}"

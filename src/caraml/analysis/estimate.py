@@ -156,8 +156,6 @@ SINGLE_RUN_DOF = 4.0
 SESSION_SD = 0.01
 SESSION_PAUSE = timedelta(hours=6)
 """Time between the starts of two runs on one machine from which on they are of different sessions."""
-HARDLY = 0.25
-"""Share of the sessions on the same machines below which groups were measured on different ones."""
 SENSOR_ACCURACY = 0.05
 """Systematic relative error of a power sensor whose record does not say it."""
 Z95 = 1.959964
@@ -248,9 +246,10 @@ class Observations:
     known: bool
     """Whether every run has an interval of its own."""
     sessions: float
-    """Variance of the mean that is assumed for the state of its only session; 0 where several show it, or where it cancels."""
-    nights: tuple[int, ...]
-    """Of each observation, the session of the whole comparison in which it was made."""
+    """Variance of the mean that is assumed for the state of its only session, or for its only machine; 0 where several show it, or where it
+    cancels."""
+    nights: tuple[int | str, ...]
+    """Of each observation, the session of the whole comparison in which it was made, or its machine."""
     machines: bool = False
     """Whether these are means of machines."""
     most: float = math.inf
@@ -281,60 +280,63 @@ def sessions_of(found: Iterable[Value], *, anywhere: bool = False) -> dict[int, 
     return numbers
 
 
-def _own_machines(groups: Sequence[Sequence[Value]], session: Mapping[int, int]) -> bool:
-    """Whether there are several groups with values, each of which was measured on machines of its own: of any two hardly a session was on
-    the same one."""
-    sides = [Counter({session[id(one)]: one.host for one in group}.values()) for group in groups if group]
-    common = (sum(min(a[host] / a.total(), b[host] / b.total()) for host in a) for a, b in combinations(sides, 2))
-    return len(sides) > 1 and "" not in set().union(*sides) and all(share < HARDLY for share in common)
+def _by_session(groups: Sequence[Sequence[Value]]) -> list[dict[int, list[Value]]]:
+    """The values of each group by the number of their session, which all groups have together."""
+    number = sessions_of(one for group in groups for one in group)
+    found: list[dict[int, list[Value]]] = [{} for _ in groups]
+    for sessions, group in zip(found, groups, strict=True):
+        for one in group:
+            sessions.setdefault(number[id(one)], []).append(one)
+    return found
 
 
-def _hours_apart(groups: Sequence[Sequence[Value]]) -> bool:
-    """Whether the runs of two of the groups are all so far apart in time as those of different sessions, with runs of others between."""
-    times = [[one.time for one in group] for group in groups if group]
-    return bool(times) and max(map(min, times)) - min(map(max, times)) >= SESSION_PAUSE
+def _own_machines(groups: Sequence[Mapping[int, Sequence[Value]]]) -> bool:
+    """Whether there are several groups with sessions, each of which was measured on machines of its own: what these add to the difference
+    of any two means is at least as much as if no two sessions had been on the same one."""
+    sides = [Counter(session[0].host for session in group.values()) for group in groups if group]
+    return len(sides) > 1 and "" not in set().union(*sides) and all(_unlike(one, other) for one, other in combinations(sides, 2))
+
+
+def _unlike(one: Counter[str], other: Counter[str]) -> bool:
+    """Whether that is so of two groups, by the number of their sessions on each machine; variances are in units of that of machines."""
+    added = sum((one[host] / one.total() - other[host] / other.total()) ** 2 for host in one | other)
+    return added > 0.999 * (1 / one.total() + 1 / other.total())
 
 
 def _one_after_the_other(groups: Sequence[Sequence[Value]]) -> bool:
-    """Whether groups were on the whole measured as far apart in time as two that fill a session, of the length of a pause, in turn."""
+    """Whether two of the groups were on the whole measured as far apart in time as two that fill a session, of the length of a pause, in
+    turn."""
     times = [fmean(one.time.timestamp() for one in group) for group in groups if group]
     return bool(times) and max(times) - min(times) >= SESSION_PAUSE.total_seconds() / 2
 
 
 def observations(
-    groups: Sequence[Sequence[Value]],
-    known: bool,
-    nights: Mapping[int, int],
-    *,
-    only_ratios: bool = False,
-    apart: bool = False,
-    by_machine: bool = False,
+    groups: Sequence[Sequence[Value]], known: bool, nights: Mapping[int, int], *, apart: bool = False
 ) -> list[Observations | None]:
     """The observations of groups; ``None`` for an empty one.
 
-    ``known``: of a kind that the state of a machine changes. Memory and losses are not. ``only_ratios``: what a session does to all groups
-    is of no interest, as only ratios of their means are. ``apart``: the groups are set against each other, so that all runs on a machine
-    are one observation where hardly one is on the same in both, whenever they were: what tells it from others is the same in all of them.
-    ``by_machine``: they are one in any case.
+    ``known``: of a kind that the state of a machine changes. Memory and losses are not. ``apart``: the groups are set against each other,
+    so that all runs on a machine are one observation where each group has machines of its own, whenever they were: what tells a machine
+    from others is the same in all of them.
     """
-    number = sessions_of(one for group in groups for one in group)
+    by_session = _by_session(groups)
     hosts = {one.host for group in groups for one in group}
-    by_session: list[dict[int, list[Value]]] = [{} for _ in groups]
-    for sessions, group in zip(by_session, groups, strict=True):
-        for one in group:
-            sessions.setdefault(number[id(one)], []).append(one)
-    own = known and (apart or only_ratios) and _own_machines(groups, number)
-    machines = by_machine or (own and any(len({one.host for one in group}) > 1 for group in groups))
+    own = known and apart and _own_machines(by_session)
+    machines = own and any(len({one.host for one in group}) > 1 for group in groups)
     several = any(len(sessions) > 1 for sessions in by_session)
-    in_turn = (only_ratios and _hours_apart(groups)) or (apart and _one_after_the_other(groups))
-    one_state = len(set().union(*by_session)) < 2 and not in_turn
+    one_state = len(set().union(*by_session)) < 2 and not (apart and _one_after_the_other(groups))
     state = SESSION_SD if len(hosts) == 1 else SINGLE_RUN_SD
     assumed = state**2 if known and not machines and (own or (not several and not one_state)) else 0.0
     cells: list[Observations | None] = []
     for group, sessions in zip(groups, by_session, strict=True):
         parts = list(sessions.values()) if several else [[one] for one in group]
         cells.append(_observed(parts, assumed, nights, machines) if group else None)
-    return _without_common(cells) if only_ratios and several else cells
+    return cells
+
+
+def machine_observations(groups: Sequence[Sequence[Value]], nights: Mapping[int, int]) -> list[Observations | None]:
+    """As :func:`observations`, where all runs on a machine are one in any case."""
+    return [_observed(list(sessions.values()), 0.0, nights, True) if sessions else None for sessions in _by_session(groups)]
 
 
 def _observed(parts: Sequence[Sequence[Value]], assumed: float, nights: Mapping[int, int], machines: bool) -> Observations:
@@ -354,20 +356,20 @@ def _observed(parts: Sequence[Sequence[Value]], assumed: float, nights: Mapping[
         within,
         len(errors) == len(group),
         assumed,
-        tuple(nights[id(some[0][0])] for some in each.values()),
+        tuple(some[0][0].host if machines else nights[id(some[0][0])] for some in each.values()),
         machines,
         rounding=fmean(one.rounding**2 for one in group) / 3,
     )
 
 
-def _without_common(cells: list[Observations | None]) -> list[Observations | None]:
-    """Observations without what their sessions did to all groups, if every group has one of every session; their means stay.
+def without_common(cells: list[Observations | None]) -> list[Observations | None]:
+    """Observations without what their sessions did to all groups, if every group has one of each of several; their means stay.
 
     That is the analysis of variance of two ways, group and session: what is left of ``g`` groups in ``s`` sessions has ``(g - 1)(s - 1)``
     degrees of freedom, and is enlarged to the variance of one observation.
     """
-    known = [dict(zip(cell.nights, cell.logs, strict=True)) for cell in cells if cell is not None]
-    if len(known) < 2 or any(one.keys() != known[0].keys() for one in known):
+    known = [dict(zip(cell.nights, cell.logs, strict=True)) for cell in cells if cell is not None and not cell.machines]
+    if len(known) < 2 or len(known[0]) < 2 or any(one.keys() != known[0].keys() for one in known):
         return cells
     common = {night: fmean(one[night] for one in known) for night in known[0]}
     grand, scale = fmean(common.values()), math.sqrt(len(known) / (len(known) - 1))
@@ -389,11 +391,11 @@ def most_dof(cells: Iterable[Observations | None]) -> float:
     repeated = [cell for cell in cells if cell is not None and cell.dof]
     if any(math.isfinite(cell.most) for cell in repeated):
         return min(cell.most for cell in repeated)
-    parts: list[set[int]] = []  # sessions that works link with each other have a common mean
+    parts: list[set[int | str]] = []  # sessions that works link with each other have a common mean
     for cell in repeated:
         linked = [part for part in parts if part & set(cell.nights)]
         parts = [part for part in parts if part not in linked] + [set(cell.nights).union(*linked)]
-    by_night: dict[int, list[float]] = {}
+    by_night: dict[int | str, list[float]] = {}
     for cell in repeated:
         for night, log in zip(cell.nights, cell.logs, strict=True):
             by_night.setdefault(night, []).append(log - fmean(cell.logs))

@@ -4,12 +4,12 @@ The interval in a record says how well its own window is known. It does not cont
 in memory, another temperature, another neighbour on the network. That shows only between repeats, so:
 
 * what counts as independent is a **session**: runs on one machine without a pause of ``SESSION_PAUSE``. Runs of one session are one
-  observation, their mean, unless all that is set against each other ran in one and the same session, whose state then cancels: of two
-  sides if they are less than half a pause apart on the whole, since a session may go on for days;
+  observation, their mean, unless all that is set against each other ran in one and the same session, whose state then cancels if any two
+  are less than half a pause apart on the whole, since a session may go on for days;
 * where some work was repeated, variances are learnt from all repeats together: how large they typically are, how alike those of different
   works are, and how much more the second side varies than the first. Works that vary alike speak for each other, others for themselves;
-* where hardly a machine is on both sides, its own share is the same on whatever days: if a side has several, each is one observation, and
-  what other work varies by on machines that both sides have is not taken for it;
+* where sides have machines of their own, or the same in other shares, what a machine does is the same on whatever days: if a side has
+  several, each is one observation, and what other work varies by on machines that both sides have alike is not taken for it;
 * where each side has one session only, rates and energies are taken to vary from session to session by ``SESSION_SD`` besides on one
   machine, on several by ``SINGLE_RUN_SD``;
 * work that was not repeated is taken to vary as much as repeats of other works say, and by ``SINGLE_RUN_SD`` at least, with the tails of
@@ -47,10 +47,12 @@ from caraml.analysis.estimate import (
     Observations,
     Value,
     is_known_kind,
+    machine_observations,
     most_dof,
     observations,
     sessions_of,
     values,
+    without_common,
 )
 from caraml.base.stats import t_critical
 from caraml.metrics.model import Metric
@@ -243,7 +245,7 @@ def ratios(pairs: Sequence[tuple[Sequence[Value], Sequence[Value]]], metric: str
     kinds = {kind: [(a, b) for (a, b), one in zip(cells, own, strict=True) if one == kind] for kind in sorted(set(own))}
     if True in kinds:  # what was measured without a second side tells how much machines vary, too
         lone = [pair for pair in pairs if not all(pair)]
-        kinds[True] += [(a, b) for a, b in (observations(pair, known, nights, by_machine=True) for pair in lone)]
+        kinds[True] += [(a, b) for a, b in (machine_observations(pair, nights) for pair in lone)]
     variations = {kind: _variation(some, metric) for kind, some in kinds.items()}
     sentence = "; of works on machines of each side's own, ".join(words for _, words in variations.values())
     for (one, other), kind, (first, second) in zip(cells, own, pairs, strict=True):
@@ -259,7 +261,8 @@ def estimates_of(groups: Sequence[Sequence[Value]], metric: str, *, only_ratios:
     ``only_ratios``: the means are set against each other and nothing else, so what a session did to all of them cancels.
     """
     nights = sessions_of(one for group in groups for one in group)
-    cells = observations(groups, is_known_kind(metric), nights, only_ratios=only_ratios)
+    cells = observations(groups, is_known_kind(metric), nights, apart=only_ratios)
+    cells = without_common(cells) if only_ratios else cells
     variation, sentence = _variation([(cell, None) for cell in cells], metric)
     return [variation.mean((cell, None), 0, group) for cell, group in zip(cells, groups, strict=True)], sentence
 
