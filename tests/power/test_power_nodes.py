@@ -325,7 +325,9 @@ def test_a_meter_that_logs_seldom_has_no_gaps_but_where_rows_are_missing(tmp_pat
     assert not holed.valid and "partial_coverage" in holed.flags and 0.85 < holed.channels[0].coverage < 0.92
 
 
-@pytest.mark.parametrize(("header", "written", "bound_w"), [("power_kw", "0.4", 50), ("power_kw", "0.44", 5), ("power_w", "440", 0.5)])
+@pytest.mark.parametrize(
+    ("header", "written", "bound_w"), [("power_kw", "0.4", 50), ("power_kw", "0.44", 5), ("power_w", "440", 0.5), ("power_w", "4.4e+02", 5)]
+)
 def test_powers_of_a_csv_file_are_known_to_the_last_written_decimal(tmp_path: Path, header: str, written: str, bound_w: float) -> None:
     file, now = tmp_path / "pdu.csv", time.time()
     file.write_text(f"time,{header}\n" + "".join(f"{now - number},{written}\n" for number in range(300, -1, -1)))

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Sequence
 from datetime import datetime
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
@@ -213,8 +214,8 @@ def _number(text: str) -> float:
 
 def _step(written: Sequence[str], scale: float) -> float:
     """Smallest step of a power [W] by the decimals with which it was ``written``; 1 W where there is none yet."""
-    decimals = [len(text.strip().partition(".")[2]) for text in written]
-    return scale * 10.0 ** -max(decimals) if decimals else 1.0
+    places = [int(Decimal(text.strip()).as_tuple().exponent) for text in written]
+    return scale * 10.0 ** min(places) if places else 1.0
 
 
 def _instant(text: str) -> float:
