@@ -129,7 +129,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_975,
-    "base": 3_063,
+    "base": 3_072,
     "campaign": 1_666,
     "cli": 1_621,
     "data": 781,
@@ -143,7 +143,7 @@ LINES = {
     "suite": 2_726,
     "system": 3_578,
     "verify": 1_061,
-    "worker": 2_607,
+    "worker": 2_608,
     "workloads": 8_334,
 }
 FILES = 193

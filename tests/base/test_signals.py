@@ -6,6 +6,7 @@ import faulthandler
 import os
 import queue
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -271,19 +272,31 @@ def test_what_is_in_a_container_ends_with_what_started_it(monkeypatch: pytest.Mo
         if number == signal.SIGKILL:
             over.set()
 
-    monkeypatch.setenv(signals.CALLER, "12345")
+    monkeypatch.setenv(signals.CALLER, f"12345 {signals._NUMBERS.readlink()}")
     monkeypatch.setattr(os, "pidfd_open", lambda process: {12345: reading}[process])
     monkeypatch.setattr(os, "kill", kill)
     monkeypatch.setattr(signals, "_LAST_SECONDS", 0.0)
     signals.end_with_caller()
-    assert not sent
+    assert not sent and signals.CALLER not in os.environ, "what this one starts ends with it"
     os.write(writing, b"over")
     assert over.wait(60) and sent == [signal.SIGTERM, signal.SIGKILL]
     os.close(reading)
     os.close(writing)
 
 
-@pytest.mark.parametrize("caller", ["", "none", str(2**30)])
+def test_what_has_ended_before_a_container_was_ready_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    over = threading.Event()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    monkeypatch.setenv(signals.CALLER, f"{ended.pid} {signals._NUMBERS.readlink()}")
+    monkeypatch.setattr(os, "kill", lambda process, number: (sent.append(number), over.set() if number == signal.SIGKILL else None))
+    monkeypatch.setattr(signals, "_LAST_SECONDS", 0.0)
+    signals.end_with_caller()
+    assert over.wait(60) and sent == [signal.SIGTERM, signal.SIGKILL]
+
+
+@pytest.mark.parametrize("caller", ["", "none", "1", "1 ", "1 pid:[1]"])
 def test_without_a_caller_that_can_be_seen_nothing_is_waited_for(caller: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(signals.CALLER, caller)
     before = threading.active_count()

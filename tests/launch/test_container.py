@@ -18,7 +18,7 @@ import pytest
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.launch.container import PROGRAMS, build_command, check, digest, image_of, pull_command, runtime_called, wrap
-from caraml.launch.script import Recipe
+from caraml.launch.script import Recipe, Shell, join
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Policy
 from caraml.system.detect import container as container_seen
@@ -311,6 +311,27 @@ def test_what_is_told_to_end_leaves_nothing_in_its_container(real: tuple[Contain
         wait_until(lambda: heard.exists() or process.send_signal(signal.SIGUSR1) is not None)
     heard.touch()
     os.killpg(process.pid, signal.SIGTERM)
+    process.wait(60)
+    wait_until(lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if seconds in words_of(path)])
+
+
+def test_what_is_in_a_container_ends_after_a_runtime_that_was_killed(
+    real: tuple[ContainerRuntime, str], tmp_path: Path, make_point: MakePoint
+) -> None:
+    """By what the script tells Podman, whose containers are no children of it; elsewhere they are killed with it."""
+    runtime, image = real
+    site = Site(container=Container(runtime=runtime, image=image, binds=tuple(map(str, host_folders()))))
+    told = re.findall(r"--env=CARAML_CALLER=\S+ \$\(.+?\)\S*", Recipe(make_point(), tmp_path, 1, site).text())
+    assert len(told) == (runtime == "podman")
+    began, seconds = tmp_path / "began", f"{300 + os.getpid() / 1e7:.7f}"
+    program = f"import pathlib, time; from caraml.base import signals; signals.end_with_caller(); pathlib.Path({str(began)!r}).touch(); "
+    program += f"time.sleep({seconds})"
+    binds = [*map(str, host_folders()), str(tmp_path)]
+    extra = [f"--env=PYTHONPATH={ROOT / 'src'}"] if runtime == "podman" else []
+    argv = wrap([sys.executable, "-c", program], runtime, image, binds=binds, workdir=str(tmp_path), extra=[*map(Shell, told), *extra])
+    process = subprocess.Popen(["bash", "-c", f"exec {join(argv)}"], start_new_session=True)
+    wait_until(began.exists)
+    os.killpg(process.pid, signal.SIGKILL)
     process.wait(60)
     wait_until(lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if seconds in words_of(path)])
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import runpy
+import signal
 import subprocess
 import sys
 import threading
@@ -497,3 +499,25 @@ def test_putting_a_measurement_away_is_no_part_of_the_run(
     Worker(folder, point).run()
     record = read_record(folder / RECORD)
     assert 0 < (record.value("runtime") or 0) < 1000 and 0 < (record.value("run_time") or 0) < 1000
+
+
+def test_while_torch_is_loaded_a_worker_ends_with_its_caller_and_not_by_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Podman the script cannot have it ignore the batch system's warning."""
+    heard: list[object] = []
+
+    class Loading:
+        @property
+        def Worker(self) -> NoReturn:  # noqa: N802 -- as it is called
+            heard.append(signal.getsignal(signal.SIGUSR1))
+            raise AttributeError
+
+    monkeypatch.setitem(sys.modules, "caraml.worker.training", cast("Any", Loading()))
+    monkeypatch.setattr("caraml.base.signals.end_with_caller", lambda: heard.append("caller"))
+    monkeypatch.setattr("caraml.base.processes.keep_temporary_files_private", lambda: None)
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        with pytest.raises(ImportError, match="Worker"):
+            runpy.run_module("caraml.worker.__main__")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard[:2] == ["caller", signal.SIG_IGN]

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import FrameType
 
 CALLER = "CARAML_CALLER"
-"""Environment variable: number of the process that started the container of this one."""
+"""Environment variable: number of the process that started the container of this one, and the space of process numbers that has it."""
+_NUMBERS = Path("/proc/self/ns/pid")
 _PR_SET_PDEATHSIG = 1
 _TERMINATION = (signal.SIGTERM, signal.SIGHUP)
 _LAST_SECONDS = 20.0
@@ -195,17 +196,25 @@ def _is_free(number: int) -> bool:
 
 
 def end_with_caller() -> None:
-    """End this process when the one ends that ``CALLER`` names: what started its container, and is no parent of it. By SIGTERM, and by
-    SIGKILL where that does not end it. Where none is named, or it cannot be seen from here, nothing happens."""
+    """End this process when the one ends that ``CALLER`` names, or at once where that has ended: what started its container, and is no
+    parent of it. By SIGTERM, and by SIGKILL where that does not end it. Where none is named, or one in another space of process numbers,
+    nothing happens, and nothing does in processes that this one starts."""
+    number, _, space = os.environ.pop(CALLER, "").partition(" ")
+    caller = None
     try:
-        caller = os.pidfd_open(int(os.environ.get(CALLER, "")))
+        if space != str(_NUMBERS.readlink()):
+            return
+        caller = os.pidfd_open(int(number))
+    except ProcessLookupError:
+        pass
     except (AttributeError, ValueError, OSError):
         return
     threading.Thread(target=_end_after, args=(caller,), name="caller", daemon=True).start()
 
 
-def _end_after(caller: int) -> None:
-    select.select([caller], [], [])
+def _end_after(caller: int | None) -> None:
+    if caller is not None:
+        select.select([caller], [], [])
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_LAST_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)

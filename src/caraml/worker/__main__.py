@@ -8,14 +8,16 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from caraml.base.processes import keep_temporary_files_private
+from caraml.base.signals import die_with_parent, end_with_caller, on_termination
 from caraml.system.affinity import bind_early
 
 keep_temporary_files_private()  # before torch is imported: it looks once
 bind_early()  # likewise: its OpenMP looks once
+end_with_caller()  # likewise: loading may take a minute
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the batch system's warning, until the worker hears of it
 from caraml.base.errors import is_out_of_memory  # noqa: E402
 from caraml.base.format import human  # noqa: E402
 from caraml.base.limits import read_json  # noqa: E402
-from caraml.base.signals import die_with_parent, end_with_caller, on_termination  # noqa: E402
 from caraml.results.finish import note_start, reason_of  # noqa: E402
 from caraml.suite.model import Point  # noqa: E402
 from caraml.system.host import MEMORY, limit_memory  # noqa: E402
@@ -29,7 +31,6 @@ def main(folder: Path) -> None:
     """Measure the point of an attempt's folder. What fails is noted there and raised."""
     point = Point.model_validate_json(read_json(folder / "point.json"))
     die_with_parent()
-    end_with_caller()
     if os.environ.get("RANK", "0") == "0":
         note_start(folder, point.world)
     worker = Worker(folder, point)
