@@ -120,9 +120,9 @@ def test_a_pause_over_the_end_of_the_work_has_what_it_hides_in_the_bound() -> No
 
 @pytest.mark.parametrize("edge", [10.0, 15.0, 20.0])
 def test_one_value_of_power_beyond_all_measure_is_none(edge: float) -> None:
-    """Also where the sensor holds it while it is read several times, and of apparent power."""
+    """Also where the sensor holds it while it is read several times, where it had it for long before the window, and of apparent power."""
     sensor = channel("power_instant", update_period_s=0.1, max_power_w=800.0)
-    series = changed(regular(sensor, step=0.02), lambda t, v: 2.0**32 if 0 <= t - edge < 0.09 else v)
+    series = changed(regular(sensor, step=0.02), lambda t, v: 2.0**32 if 0 <= t - edge < 0.09 or 2 < t < 6 else v)
     found = domain_energy([ChannelReadings(each, series) for each in (sensor, with_apparent(sensor))], *WINDOW)
     assert found.energy_j == pytest.approx(2500) and found.peak_w == pytest.approx(250)
     assert found.mean_va == pytest.approx(250) and found.peak_va == pytest.approx(250) and found.missed > 0

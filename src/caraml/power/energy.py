@@ -99,12 +99,13 @@ def _with_apparent(result: ChannelEnergy, apparent: ChannelReadings, start: floa
 
 def _without_spikes(measured: ChannelReadings, start: float, end: float) -> ChannelReadings:
     """The readings of power without those beyond any plausible power, which count as missed: some drivers and controllers show all ones
-    for a moment. Where the sensor says so for longer than it holds one value, the power is that high, and the limit is wrong."""
+    for a moment. Where one does so in the window for longer than it holds one value, the power is that high, and the limit is wrong."""
     series, channel = measured.series, measured.channel
     highest = MARGIN * max_power(channel)
     kept = [value <= highest for value in series.value]
     runs = [list(run) for plausible, run in groupby(range(len(kept)), kept.__getitem__) if not plausible]
-    if not runs or any(series.t[run[-1]] - series.t[run[0]] > seen_period(series, channel) for run in runs):
+    held = ((series.t[run[0]], series.t[run[-1]]) for run in runs)
+    if not runs or any(first <= end and last >= start and last - first > seen_period(series, channel) for first, last in held):
         return measured
     plausible = ReadingSeries(*(array("d", compress(column, kept)) for column in (series.t, series.half, series.value)))
     lost = series.count(start, end) - plausible.count(start, end)
