@@ -176,6 +176,8 @@ def test_the_node_that_was_the_first_to_end_is_told(tmp_path: Path, make_point: 
     assert death(folder, 1).endswith(" | srun: Force Terminated StepId=20.0")
     (folder / "worker.log").write_text("\n".join(lines[-2:]))
     assert death(folder, 143).startswith("killed by SIGTERM: srun: error: sn1: task 0: Terminated")
+    (folder / "worker.log").write_text("srun: error: sn1: task 0: Exited with exit code 143")
+    assert death(folder, 143) == "killed by SIGTERM: srun: error: sn1: task 0: Exited with exit code 143", "of several ranks"
 
 
 def test_the_first_failure_is_the_cause(tmp_path: Path, make_point: MakePoint) -> None:

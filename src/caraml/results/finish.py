@@ -43,8 +43,9 @@ _STARVED = "the kernel killed a process of the point: the host memory that it ma
 _ROOM_BYTES, _ROOM_OF_RANK = 128 << 10, 8 << 10
 """Several times what records take: of one rank 30 kB."""
 _TAIL_LINES = 3
-_ENDED_FIRST = re.compile(r"^srun: error: (\S+): (tasks? [\d,-]+): (?!Terminated)(.+)$", re.MULTILINE)
-"""What srun says of a task that has ended in another way than it should, after which Slurm ends those that are left."""
+_ENDED_FIRST = re.compile(r"^srun: error: (\S+): (tasks? [\d,-]+): (?!Terminated|Exited with exit code 143$)(.+)$", re.MULTILINE)
+"""What srun says of a task that has ended in another way than it should, after which Slurm ends those that are left: by SIGTERM, which is
+143 of what starts several ranks, and of Podman."""
 _OF_SLURM = ("srun: ", "slurmstepd-")
 _LONGEST_REASON = 400
 _TABLES = (".parquet", ".csv")
