@@ -126,8 +126,8 @@ def test_a_rank_that_ends_late_is_seen_where_the_window_closes(make_point: MakeP
 OPEN = Policy(min_seconds=20, max_seconds=20, warm_up_max_seconds=1, idle_seconds=0)
 
 
-def free_ranks(work_of: Callable[[int, int], float], *, free: bool = True) -> list[RankSummary]:
-    """Two ranks measured that do not meet; ``work_of`` says how long a step takes on a rank [STEP]."""
+def free_ranks(work_of: Callable[[int, int], float], *, free: bool = True, warned: float = 1e9) -> list[RankSummary]:
+    """Two ranks measured that do not meet; ``work_of`` says how long a step takes on a rank [STEP]. Both are ``warned`` [s]."""
 
     def work(ranks: ThreadRanks) -> RankSummary:
         number = itertools.count()
@@ -136,7 +136,8 @@ def free_ranks(work_of: Callable[[int, int], float], *, free: bool = True) -> li
             ranks.clock.wait_until(ranks.clock.now() + STEP * work_of(ranks.rank, next(number)))
             return StepOutcome(None, 0.0)
 
-        return MeasuringLoop(ranks.device, ranks, OPEN, Hooks(), paces=2 if free else 1).run(step)
+        hooks = Hooks(hurry=lambda: ranks.clock.now() > warned)
+        return MeasuringLoop(ranks.device, ranks, OPEN, hooks, paces=2 if free else 1).run(step)
 
     found = Meeting(2).run(work)
     assert len(found[0].window_rows) == len(found[1].window_rows) > 100
@@ -157,6 +158,12 @@ def test_free_ranks_are_never_far_apart() -> None:
     quick, slow = free_ranks(lambda rank, step: 1 + rank)
     assert slow.end - slow.begin == pytest.approx(2 * STEP * len(slow.window_rows), rel=0.01)
     assert quick.end - quick.begin > 0.9 * (slow.end - slow.begin)
+
+
+def test_free_ranks_that_are_warned_end_at_the_same_step() -> None:
+    """By rank 0's decision, which the others have a look later."""
+    found = free_ranks(lambda rank, step: 1 + rank, warned=1010.0)
+    assert [rank.flags for rank in found] == [["truncated"]] * 2 and all(10 < rank.end - 1000 < 14 for rank in found)
 
 
 def test_no_rank_knows_a_decision_before_all_have_asked_for_it() -> None:
