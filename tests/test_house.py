@@ -139,7 +139,7 @@ LINES = {
     "power": 4_946,
     "reference": 515,
     "report": 4_862,
-    "results": 3_268,
+    "results": 3_269,
     "suite": 2_726,
     "system": 3_578,
     "verify": 1_061,

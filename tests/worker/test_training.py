@@ -30,7 +30,7 @@ from caraml.results import rows
 from caraml.results.finish import MEASURED, NOT_DONE, finish, note_start, put_away, write_as_it_fits
 from caraml.results.record import Record
 from caraml.results.rows import read_table
-from caraml.results.store import RECORD, ROOM, Store, read_record
+from caraml.results.store import RECORD, ROOM, Store, read_record, write_record
 from caraml.suite.model import Knobs, Point, Policy
 from caraml.system.files import cpu_numbers
 from caraml.system.host import cores
@@ -521,3 +521,13 @@ def test_while_torch_is_loaded_a_worker_ends_with_its_caller_and_not_by_a_warnin
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert heard[:2] == ["caller", signal.SIG_IGN]
+
+
+def test_a_record_that_is_there_is_the_last_word(tmp_path: Path, make_point: MakePoint) -> None:
+    """Also where the worker was killed before it removed what it had put away."""
+    point = make_point()
+    folder = Store(tmp_path).new_attempt(point)
+    put_away(folder, make_record(point).model_copy(update={"reason": NOT_DONE}))
+    write_record(folder, make_record(point))
+    finish(folder, 137)
+    assert read_record(folder / RECORD).reason is None and not (folder / MEASURED).exists()

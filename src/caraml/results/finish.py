@@ -95,6 +95,7 @@ def now(ago: float = 0.0) -> str:
 def finish(folder: Path, exit_code: int, status: Status | None = None, reason: str | None = None) -> None:
     """Write the record of an attempt that has none yet. ``status`` and ``reason``, when given, are the launcher's word and go first."""
     if (folder / RECORD).exists():
+        (folder / MEASURED).unlink(missing_ok=True)  # the worker was killed between the two
         return
     try:
         point = Point.model_validate_json(read_json(folder / "point.json"))
@@ -120,7 +121,7 @@ def finish(folder: Path, exit_code: int, status: Status | None = None, reason: s
             "files": {**files, **record.files},
         }
         write_record(folder, record.model_copy(update=update))
-        (folder / MEASURED).unlink()
+        (folder / MEASURED).unlink(missing_ok=True)
         return
     record = Record(
         key=point.key,
