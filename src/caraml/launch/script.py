@@ -329,10 +329,10 @@ def _inside(made: Recipe) -> list[str]:
     point, folder, site = made.point, made.folder, made.site
     if made.image is None:
         return command_of(point, folder, made.python)
-    # Podman passes no variables on by itself; a name alone takes the script's value. What is in the container must end with the process
+    # Podman passes few variables on by itself; a name alone takes the script's value. What is in the container must end with the process
     # that runs it: Slurm ends that one alone, with all that it starts to hand a signal on.
     caller = Shell(f'--env={CALLER}="$$ $(readlink /proc/self/ns/pid)"')
-    passed = [caller, *(f"--env={name}" for name in (*_variables(made), MEET, PEER))] if site.container.runtime == "podman" else []
+    passed = [caller, *(f"--env={name}" for name in _variables(made))] if site.container.runtime == "podman" else []
     return container.wrap(
         command_of(point, folder, site.container.python),
         site.container.runtime,
