@@ -233,8 +233,11 @@ def test_what_varies_between_nights_says_nothing_of_machines() -> None:
     shifts = {"a": 0.0, "b": 0.02, "c": -0.03, "d": -0.04}
     pair = on_nodes("aaaaaaaaaa", 0, shifts), on_nodes("bcd", 20, shifts)
     nights = [(on_nodes("aaaaaaaaaa", 0, shifts), [])] * 6
-    (alone,), (*_, beside) = (ratios([*others, pair], "throughput")[0] for others in ([], nights))
+    ((alone,), of_machines), ((*_, beside), told) = (ratios([*others, pair], "throughput") for others in ([], nights))
     assert alone[2] is not None and alone[2] == beside[2] and alone[2].reach > 0.05
+    *_, (_, _, more) = ratios([(on_nodes("abcdabcd", 0, shifts), [])] * 6 + [pair], "throughput")[0]
+    assert more is not None and more.dof > alone[2].dof, "what other work varies by on several machines does say it"
+    assert told == f"{ratios(nights, 'throughput')[1]}; where sides were on other machines, or on the same in other shares, {of_machines}"
 
 
 def test_memory_does_not_vary_between_sessions() -> None:

@@ -243,11 +243,11 @@ def ratios(pairs: Sequence[tuple[Sequence[Value], Sequence[Value]]], metric: str
     found: list[Means] = []
     own = [any(cell is not None and cell.machines for cell in pair) for pair in cells]
     kinds = {kind: [(a, b) for (a, b), one in zip(cells, own, strict=True) if one == kind] for kind in sorted(set(own))}
-    if True in kinds:  # what was measured without a second side tells how much machines vary, too
-        lone = [pair for pair in pairs if not all(pair)]
-        kinds[True] += [(a, b) for a, b in (machine_observations(pair, nights) for pair in lone)]
+    if True in kinds:  # what was measured without a second side, on several machines, tells how much these vary, too
+        lone = [(a, b) for a, b in (machine_observations(pair, nights) for pair in pairs if not all(pair))]
+        kinds[True] += [pair for pair in lone if any(cell is not None and cell.dof for cell in pair)]
     variations = {kind: _variation(some, metric) for kind, some in kinds.items()}
-    sentence = "; of works on machines of each side's own, ".join(words for _, words in variations.values())
+    sentence = "; where sides were on other machines, or on the same in other shares, ".join(words for _, words in variations.values())
     for (one, other), kind, (first, second) in zip(cells, own, pairs, strict=True):
         variation, _ = variations[kind]
         ratio = variation.ratio((one, other), variation.mean((one, other), 0, first), variation.mean((one, other), 1, second))
