@@ -41,8 +41,8 @@ FINAL: frozenset[Status] = frozenset({"ok", "oom", "timeout", "invalid", "skippe
 """Statuses that a campaign does not try again on its own."""
 
 FLAGS: dict[str, str] = {
-    "imprecise": "the window ended, by its time budget or its fixed length, before the confidence interval was as narrow as asked, "
-    "or before it held 30 independent steps",
+    "imprecise": "the window ended, by its time budget, its fixed length or what the first of several ranks had seen, before the "
+    "confidence interval was as narrow as asked, or before it held 30 independent steps",
     "not_steady": "step times were still moving: they drift over warm-up and window, or the window began before they had settled",
     "nan_loss": "the training loss became NaN or infinite",
     "short_window": "the marked window is shorter than 0.1 s, and lines that a program prints are seen with a delay of milliseconds",
