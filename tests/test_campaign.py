@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -254,7 +255,10 @@ params = { argv = ["false"] }
 """
 
 
-def test_what_waits_for_a_job_that_was_cancelled_meanwhile_is_submitted_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("grace", [0, 5])
+def test_what_waits_for_a_job_that_was_cancelled_meanwhile_is_submitted_anew(
+    grace: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Slurm ends it half a minute later, or not at all where a site says so."""
     jobs, calls = tmp_path / "jobs", tmp_path / "calls"
     programs = {
@@ -269,7 +273,8 @@ def test_what_waits_for_a_job_that_was_cancelled_meanwhile_is_submitted_anew(tmp
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(runner, "_SCHEDULER_POLL_SECONDS", 0.01)
-    launcher = SlurmLauncher(Scheduler(gpus="none"), tmp_path / "slurm", SlurmOptions(grace_seconds=0))
+    options = SlurmOptions(grace_seconds=grace)  # until a job whose files have not appeared is lost
+    launcher = SlurmLauncher(Scheduler(gpus="none"), tmp_path / "slurm", options, clock=count().__next__)
     launcher.news = lambda handles: None  # type: ignore[method-assign]
     run, _ = campaign(tmp_path / "out", launcher, text=CHAIN)
     run.options = Options(launcher="slurm", detach=True)

@@ -130,7 +130,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_975,
     "base": 3_072,
-    "campaign": 1_666,
+    "campaign": 1_668,
     "cli": 1_621,
     "data": 781,
     "engine": 5_121,

@@ -219,9 +219,11 @@ class CampaignRun:
         """Whether a job that was taken up is lost already, or waits for one that is and never starts; not one whose need has failed, by
         which Slurm ended it."""
         taken_up, work = handle in self._taken_up, self._running[handle].work
-        if state.reason != OVER:
+        anew = any(one.name in work.point.needs for one in self._waiting)
+        waits = state.state == "waiting" and any(self._running[one].work.name in work.point.needs for one in self._taken_up)
+        if state.reason != OVER and (anew or not waits):  # what it waits for may be lost, which is not known yet
             self._taken_up.discard(handle)
-        if any(one.name in work.point.needs for one in self._waiting):
+        if anew:
             return taken_up and state.state in ("lost", "waiting")
         return taken_up and state.state == "lost" and self._unmet(work) is None
 
