@@ -83,7 +83,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
     monkeypatch.syspath_prepend(tmp_path)
     yield add
-    for name in [name for name, module in sys.modules.items() if str(getattr(module, "__file__", "")).startswith(str(tmp_path))]:
+    for name in [name for name, module in list(sys.modules.items()) if str(getattr(module, "__file__", "")).startswith(str(tmp_path))]:
         del sys.modules[name]
     monkeypatch.undo()
     plugins._plugins.cache_clear()

@@ -342,13 +342,14 @@ def test_a_dependent_job_waits_and_is_not_run_where_the_other_failed(code: int, 
 
 def test_what_was_cancelled_while_nobody_looked_is_submitted_anew_and_so_is_what_needs_it(bench: Bench) -> None:
     bench.root.mkdir(exist_ok=True)
-    (bench.root / "chain.toml").write_text(CHAIN.replace("sleep 2; echo", "sleep 5; echo"))
+    (bench.root / "chain.toml").write_text(CHAIN.replace("sleep 2; echo", 'until [ -e "$0/../../../../go" ]; do sleep 0.1; done; echo'))
     (bench.root / "machine.toml").write_text(MACHINE)
     words = [sys.executable, "-m", "caraml", "run", "chain.toml", "--system", "./machine.toml", "--launcher", "slurm", "--no-report"]
     subprocess.run([*words, "--detach"], cwd=bench.root, check=True, timeout=180)
     store = Store(bench.root / "caraml-results")
     (first,) = [path for path in store.points.glob("*/1") if 'kept"; exit' in (path / "point.json").read_text().replace("\\", "")]
     subprocess.run(["scancel", (first / "handle").read_text().split(":")[1]], check=True)
+    (bench.root / "go").touch()
     taken = subprocess.run(words, cwd=bench.root, capture_output=True, text=True, timeout=300, check=False)
     assert taken.returncode == 0, taken.stdout + taken.stderr
     assert {(one.status, one.attempt) for one in store.records("chain")} == {("ok", 2)}

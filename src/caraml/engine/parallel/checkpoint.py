@@ -114,11 +114,12 @@ def load(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer
         raise InputError(f"no checkpoint in {folder}", "give the folder that `save_to` named in the run that wrote it")
     state = _state(stages, optimizers)
     state["optimizer"] = {name: value for name, value in state["optimizer"].items() if not name.startswith(_SETTINGS)}
+    reader = _Reader(folder)
     try:
         with _plans_between_ranks():
-            dcp.load(state, storage_reader=_Reader(folder), planner=_Planner(), process_group=ranks.hosts)
+            dcp.load(state, storage_reader=reader, planner=_Planner(), process_group=ranks.hosts)
     except CheckpointException as error:
-        found = f"the checkpoint in {folder} cannot be taken up: {_first_cause(error)}"
+        found = f"the checkpoint in {folder} cannot be taken up: {_in_a_line(reader.refusal or _first_cause(error))}"
         raise InputError(found, "give one of the same model: the workload, backend and sizes of the run that wrote it") from error
     for stage, optimizer in zip(stages, optimizers, strict=True):
         weights, moments = get_state_dict(stage, optimizer, options=_FLAT)
@@ -210,7 +211,17 @@ class _Part(_ReaderView):
 class _Reader(FileSystemReader):
     """Reads a checkpoint's description as data only, and its tensors from its own folder only."""
 
+    refusal: Exception | None = None
+    """Why the description was refused: torch 2.11 says only that there is none."""
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        try:
+            return self._described(*args, **kwargs)
+        except Exception as error:
+            self.refusal = self.refusal or error
+            raise
+
+    def _described(self, *args: Any, **kwargs: Any) -> Metadata:
         del args
         path = Path(self._get_metadata_path(kwargs.get("rank")))
         metadata = _Unpickler(io.BytesIO(read_bytes(path, CHECKPOINT))).load()
@@ -244,7 +255,10 @@ class _Planner(dcp.DefaultLoadPlanner):
         super().load_bytes(read_item, plain)
 
 
-def _first_cause(error: CheckpointException) -> str:
-    """What went wrong on the first rank that says so, in one line."""
-    cause = next(iter(error.failures.values()))[0]
+def _first_cause(error: CheckpointException) -> BaseException:
+    """What went wrong on the first rank that says so."""
+    return next(iter(error.failures.values()))[0]
+
+
+def _in_a_line(cause: BaseException) -> str:
     return " ".join(f"{cause}".split())[:400] or type(cause).__name__
