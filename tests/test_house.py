@@ -133,7 +133,7 @@ LINES = {
     "campaign": 1_668,
     "cli": 1_621,
     "data": 781,
-    "engine": 5_121,
+    "engine": 5_135,
     "launch": 1_873,
     "metrics": 1_019,
     "power": 4_946,

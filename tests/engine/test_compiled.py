@@ -84,6 +84,7 @@ def test_every_step_is_compiled_whole_and_once(graphs: Any, make_point: MakePoin
 def test_compiled_training_is_the_eager_one(graphs: Any, make_point: MakePoint, case: str, params: dict[str, Any]) -> None:
     """Losses and parameters after three steps, with and without accumulation, in both memory orders and formats."""
     for precision, micro_batch in (("fp32", 2), ("bf16", 4)):
+        torch.compiler.reset()  # a worker compiles for one shape: of several, torch 2.11 cannot compile GPT's loss
         found = []
         for compiled in ("off", "default"):
             torch.manual_seed(1)  # of dropout
