@@ -129,7 +129,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_975,
-    "base": 3_072,
+    "base": 3_077,
     "campaign": 1_668,
     "cli": 1_621,
     "data": 781,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import getpass
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -170,6 +172,22 @@ def test_a_private_folder_lies_where_nobody_else_can_rename_it(mode: int, shared
     else:
         with pytest.raises(PermissionError, match="every user may write to it"):
             private_folder(shared / "own")
+
+
+def test_a_user_without_a_name_has_one_for_torch(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose list of users is the image's: torch 2.11 raised KeyError as soon as anything was compiled."""
+
+    def unknown(number: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    monkeypatch.setenv("TMPDIR", str(shared))
+    monkeypatch.setenv("LOGNAME", "")
+    for name in ("USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    keep_temporary_files_private()
+    assert getpass.getuser() == str(os.getuid())
 
 
 @needs_two_users

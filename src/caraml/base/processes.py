@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import getpass
 import os
 import socket
 import tempfile
@@ -64,7 +65,11 @@ def private_folder(folder: Path) -> Path:
 
 def keep_temporary_files_private() -> None:
     """Have this process and its children put temporary files where only this user can enter. Torch keeps compiled code there, under a name
-    that anybody could take first, and runs what it finds."""
+    that anybody could take first, and runs what it finds. Up to 2.11 it asks for the name of the user, whom containers may not know."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["LOGNAME"] = str(os.getuid())
     base = Path(tempfile.gettempdir())
     if intruder(f"{base}/.") is not None:  # others could rename what is in it
         base = _SHARED
