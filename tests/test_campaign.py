@@ -213,20 +213,19 @@ def test_a_lost_node_is_the_cause_of_what_other_ranks_say(
     assert {(one.status, reason in (one.reason or "")) for one in records if one.status != "skipped"} == {(status, True)}
 
 
+def stand_ins(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str) -> None:
+    """Slurm's programs, of a cluster without accounting: lines of bash by name."""
+    for name, line in {"sacct": "exit 1", "scontrol": "exit 1", "sinfo": "echo 'main*'", **programs}.items():
+        (folder / name).write_text(f"#!/bin/bash\n{line}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setattr(runner, "_SCHEDULER_POLL_SECONDS", 0.01)
+
+
 def test_the_queue_is_asked_once_for_all_jobs_that_are_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a campaign is left at once, as by cron: a job that was lost meanwhile is no other's to submit anew."""
     jobs, calls = tmp_path / "jobs", tmp_path / "calls"
-    programs = {
-        "sbatch": f"echo 7 | tee -a {calls}",
-        "squeue": f"echo asked >>{calls}; cat {jobs}",
-        "sacct": "exit 1",
-        "scontrol": "exit 1",
-    }
-    for name, line in {**programs, "sinfo": "echo 'main*'"}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(runner, "_SCHEDULER_POLL_SECONDS", 0.01)
+    stand_ins(tmp_path, monkeypatch, sbatch=f"echo 7 | tee -a {calls}", squeue=f"echo asked >>{calls}; cat {jobs}")
     launcher = SlurmLauncher(Scheduler(gpus="none"), tmp_path / "slurm", SlurmOptions(grace_seconds=0))
     run, _ = campaign(tmp_path / "out", launcher)
     run.options = Options(launcher="slurm", detach=True)
@@ -261,18 +260,13 @@ def test_what_waits_for_a_job_that_was_cancelled_meanwhile_is_submitted_anew(
 ) -> None:
     """Slurm ends it half a minute later, or not at all where a site says so."""
     jobs, calls = tmp_path / "jobs", tmp_path / "calls"
-    programs = {
-        "sbatch": f"echo $(($(grep -c . {calls}) + 1)); echo $* | grep -o 'afterok:.' >>{calls} || echo alone >>{calls}",
-        "squeue": f"cat {jobs}",
-        "scancel": f'echo ended ${{@: -1}} >>{calls}; echo "1|CANCELLED|None" >{jobs}',
-        "sacct": "exit 1",
-        "scontrol": "exit 1",
-    }
-    for name, line in {**programs, "sinfo": "echo 'main*'"}.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(runner, "_SCHEDULER_POLL_SECONDS", 0.01)
+    stand_ins(
+        tmp_path,
+        monkeypatch,
+        sbatch=f"echo $(($(grep -c . {calls}) + 1)); echo $* | grep -o 'afterok:.' >>{calls} || echo alone >>{calls}",
+        squeue=f"cat {jobs}",
+        scancel=f'echo ended ${{@: -1}} >>{calls}; echo "1|CANCELLED|None" >{jobs}',
+    )
     options = SlurmOptions(grace_seconds=grace)  # until a job whose files have not appeared is lost
     launcher = SlurmLauncher(Scheduler(gpus="none"), tmp_path / "slurm", options, clock=count().__next__)
     launcher.news = lambda handles: None  # type: ignore[method-assign]
