@@ -29,8 +29,9 @@ from caraml.results.status import ProgressLine
 from caraml.results.store import Store, read_record, write_record
 from caraml.suite.load import Suite, SuiteFile
 from caraml.suite.model import Point
+from caraml.system.catalogue import with_given
 from caraml.system.detect import detect
-from caraml.system.model import Scheduler
+from caraml.system.model import Figure, Scheduler
 
 SUITE = """
 name = "s"
@@ -99,6 +100,15 @@ def campaign(root: Path, launcher: Launcher, again: bool = False, text: str = SU
     document = parse_toml(text, "s.toml")
     watcher = Watcher()
     return Campaign(SuiteFile(document.validate(Suite), document), detect(), Store(root), launcher, watcher, again), watcher
+
+
+def test_workers_are_told_what_the_description_of_the_machine_gives(tmp_path: Path) -> None:
+    """A peak in a file that `--system` names was in the plan and in no record: workers knew only what they detect."""
+    run, _ = campaign(tmp_path, FakeLauncher({}))
+    peak = {"fp32": Figure(value=2e11, unit="FLOP/s", source="contract")}
+    run.system = run.system.model_copy(update={"name": "mine", "peak": peak})
+    (record,) = [one for one in run_campaign(run) if one.point.global_batch == 4]
+    assert with_given(detect(), run.store.folder(record)).peak == peak
 
 
 def statuses(records: list[Record]) -> list[Status]:

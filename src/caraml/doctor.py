@@ -171,7 +171,7 @@ def _peak(system: System) -> Check:
     entry = sheet_of(system.devices[0])
     if isinstance(entry, str):
         known = system.device_class == "cpu" or is_slice(model) or not isinstance(data_sheet(model), str)
-        fix = None if known else "add a [[device]] with its source to caraml/system/catalog/peaks.toml"
+        fix = None if known else "caraml system detect > my.toml, add [peak.bf16] with its source, caraml run SUITE --system my.toml"
         return Check("peak by data sheet", "warn", f"{entry}; MFU is against the measured peak only", fix)
     figures = ", ".join(f"{dtype} {value / 1e12:g}" for dtype, value in entry.flops_per_s.items())
     return Check("peak by data sheet", "ok", f"{model}: {figures} TFLOP/s dense")

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caraml.base.errors import InputError
-from caraml.system import affinity, host
+from caraml.system import affinity, catalogue, host
 from caraml.system.affinity import SWITCH, neighbours, plan, switched_off
-from caraml.system.catalogue import load_system
+from caraml.system.catalogue import GIVEN, load_system
 from caraml.system.detect import detect
 from caraml.system.files import cpu_list, cpu_numbers
 from caraml.system.host import Core, cores, device_affinity
@@ -165,14 +165,18 @@ def test_more_processes_than_devices_are_cpu_processes(tree: Tree) -> None:
     assert placed(4, machine(2, near=Affinity(sockets=(1, 0))), set(range(8)), root) == ["0-1", "2-3", "4-5", "6-7"]
 
 
-def test_a_description_counts_where_all_its_devices_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_description_counts_where_all_its_devices_are_visible(tmp_path: Path) -> None:
     seen = machine(4, near=Affinity(cpus=("0", "1", "2", "3")))
-    monkeypatch.setattr(affinity, "detect", lambda: seen)
-    assert affinity.here("juwels-booster").affinity == Affinity(numa_nodes=(3, 1, 7, 5))
-    assert affinity.here("juwels-booster").sources["affinity"].startswith("POP Centre")
-    assert affinity.here("lumi").affinity == seen.affinity, "8 devices described, 4 visible"
-    assert affinity.here("jedi").affinity == seen.affinity, "nothing described"
-    assert affinity.here("no such machine").affinity == seen.affinity
+
+    def found(name: str) -> System:
+        (tmp_path / GIVEN).write_text(catalogue.given(load_system(name)))
+        return catalogue.with_given(seen, tmp_path)
+
+    assert found("juwels-booster").affinity == Affinity(numa_nodes=(3, 1, 7, 5))
+    assert found("juwels-booster").sources["affinity"].startswith("POP Centre")
+    assert found("lumi").affinity == seen.affinity, "8 devices described, 4 visible"
+    assert found("jedi").affinity == seen.affinity, "nothing described"
+    assert catalogue.with_given(seen, tmp_path / "elsewhere") is seen
 
 
 needs_two_cores = pytest.mark.skipif(
@@ -223,9 +227,10 @@ def test_a_process_that_its_launcher_has_bound_stays_there() -> None:
     cpu = max(os.sched_getaffinity(0))
     code = f"""
 import json, os
+from pathlib import Path
 os.sched_setaffinity(0, {{{cpu}}})
 from caraml.system import affinity
-print(json.dumps(affinity.bind(0, 2, "m")))
+print(json.dumps(affinity.bind(0, 2, Path())))
 """
     environment = {name: value for name, value in os.environ.items() if name != affinity.SWITCH}
     done = json.loads(subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout)
@@ -254,11 +259,12 @@ def test_openmp_s_threads_are_where_the_point_wants_them(wanted: str, binds: str
     """As a worker does it: bound before torch is loaded, described after, with a team of threads that has computed."""
     code = f"""
 import json, os
+from pathlib import Path
 from caraml.system import affinity
 affinity.bind_early()
 import torch
 early = sorted(os.sched_getaffinity(0))
-done = affinity.bind(0, {processes}, "m")
+done = affinity.bind(0, {processes}, Path())
 usable = affinity.usable_cpus({processes})
 torch.set_num_threads(usable)
 torch.randn(4_000_000).sin().sum()

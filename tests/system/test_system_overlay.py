@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from caraml.base.errors import InputError
-from caraml.system.catalogue import described, list_systems, load_system, with_own_peak
+from caraml.system.catalogue import GIVEN, described, given, list_systems, load_system, with_given
 from caraml.system.model import CATALOG, Cpu, DeviceModel, System, with_sheet
 from caraml.worker.record import _datasheet
 
@@ -196,24 +196,32 @@ cpu = "s"
 """
 
 
-def test_a_peak_of_one_s_own_is_what_records_count(config: Path) -> None:
-    """The manual has it added where a device is not known, and the worker, which looks at the machine itself, did not know it."""
-    (config / "ours.toml").write_text(OWN)
-    (config / "h200.toml").write_text(OWN.replace('"ours"', '"other"').replace("NVIDIA H100", "NVIDIA H200"))
+def counted(found: System, described: System, folder: Path) -> System:
+    """The machine as a worker sees it that was given a description of it."""
+    (folder / GIVEN).write_text(given(described))
+    return with_given(found, folder)
+
+
+def test_a_peak_of_one_s_own_is_what_records_count(tmp_path: Path) -> None:
+    """The manual has it added where a device is not known, and the worker looks at the machine itself."""
+    ours, other = tmp_path / "ours.toml", tmp_path / "h200.toml"
+    ours.write_text(OWN)
+    other.write_text(OWN.replace('"ours"', '"other"').replace("NVIDIA H100", "NVIDIA H200"))
     h100, h200 = (
         with_sheet(System(name="local", title="", devices_per_node=1, devices=(DeviceModel(model=model, kind="cuda"),), cpu=Cpu(model="c")))
         for model in ("NVIDIA H100", "NVIDIA H200")
     )
-    found = with_own_peak(h100, "ours")
+    found = counted(h100, load_system(ours), tmp_path)
     assert (_datasheet(found, "bf16", 1).value, _datasheet(found, "bf16", 1).source) == (800e12, "contract")
     assert found.memory_bandwidth is not None and found.memory_bandwidth.value == 2e12 and "peak" not in found.missing
     assert _datasheet(found, "tf32", 1).value is None
-    mixed = with_own_peak(h200, "other")
+    mixed = counted(h200, load_system(other), tmp_path)
     assert [_datasheet(mixed, dtype, 1).value for dtype in ("bf16", "tf32")] == [800e12, 494.7e12], "the rest is the data sheet's"
-    assert load_system("other").peak == mixed.peak
-    for name in ("local", "JEDI", "nobody"):  # who give none
-        assert with_own_peak(h100, name) is h100
-    reason = with_own_peak(h100, "other").missing["peak"]
+    assert load_system(other).peak == mixed.peak
+    part = with_sheet(h200.model_copy(update={"peak": None, "devices": (h200.devices[0].model_copy(update={"multiprocessors": 66}),)}))
+    assert counted(part, load_system(other), tmp_path).peak == {"bf16": mixed.peak["bf16"]}, "the data sheet is not that of a part"
+    assert counted(h100, load_system("JEDI"), tmp_path) == h100, "who gives none"
+    reason = counted(h100, load_system(other), tmp_path).missing["peak"]
     assert reason.startswith("no data sheet for 'NVIDIA H100'") and reason.endswith("; other gives it for 'NVIDIA H200'")
 
 
@@ -223,4 +231,5 @@ def test_a_peak_of_one_s_own_is_that_of_the_device_by_all_its_names(config: Path
     (config / "lumi.toml").write_text(f'extends = "LUMI"\nname = "lumi"\n{peak}')
     device = DeviceModel(model="AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2", kind="rocm")
     found = with_sheet(System(name="local", title="", devices_per_node=1, devices=(device,), cpu=Cpu(model="c")))
-    assert [_datasheet(with_own_peak(found, "lumi"), dtype, 1).value for dtype in ("bf16", "fp32")] == [150e12, 47.85e12]
+    own = counted(found, load_system("lumi"), config)
+    assert [_datasheet(own, dtype, 1).value for dtype in ("bf16", "fp32")] == [150e12, 47.85e12]

@@ -27,6 +27,7 @@ from caraml.results.status import ProgressReader
 from caraml.results.store import POINT, RECORD, Store, attempts, latest_in, read_record
 from caraml.suite.expand import PlannedPoint
 from caraml.suite.model import Point
+from caraml.system.catalogue import GIVEN, LOCAL, given
 from caraml.system.variables import PROGRAM, SITE, behind, concealed, forget, hand_over, is_reference, missing, of_caller
 from caraml.worker.command import COMMAND, Command, peak_memory
 from caraml.worker.command_record import Output, Ran, Sensors, once, record_of_run
@@ -246,7 +247,7 @@ def files_of(campaign: Campaign, point: Point, folder: Path) -> dict[str, str]:
     if params is not None and campaign.is_light(params):
         return {SCRIPT: program_script(point, params, folder.absolute(), suite_folder, needed_by(campaign, point))}
     home = folder.resolve() if elsewhere is None else elsewhere.path(folder)
-    files: dict[str, str] = {}
+    files: dict[str, str] = {} if params is not None or campaign.system.name == LOCAL else {GIVEN: given(campaign.system)}
     if params is not None:
         suite_folder = suite_folder if elsewhere is None else str(elsewhere.path(Path(suite_folder)))
         argv, env, cwd = filled_command(params, names_of(point, params, home, suite_folder))

@@ -19,7 +19,7 @@ from typing import Any
 from caraml.base.errors import InputError
 from caraml.base.format import count
 from caraml.system import host
-from caraml.system.catalogue import load_system
+from caraml.system.catalogue import with_given
 from caraml.system.detect import detect
 from caraml.system.files import ROOT, cpu_list, cpu_numbers, listing
 from caraml.system.host import Core
@@ -47,11 +47,11 @@ def plan(processes: int, system: System, allowed: Set[int], root: Path = ROOT) -
     return (near, source) if near else (_blocks(here, processes), _BY_NUMA)
 
 
-def bind(local_rank: int, processes_on_node: int, system: System | str, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def bind(local_rank: int, processes_on_node: int, system: System | Path, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Bind this process, with every thread that it has, to its part of the node; what was done, for the record.
 
     Points of one process keep all CPUs, and a process that its launcher has bound (its mask is not its parent's) is left there.
-    ``system`` is this machine, or the name of its description: see :func:`here`; the rules of :data:`WANTED` do without it.
+    ``system`` is this machine, or the attempt's folder, whose description of it counts; the rules of :data:`WANTED` do without it.
     """
     wanted, mask = environ.get(WANTED, ""), host.job_mask()
     done: dict[str, Any] = {"bound": False, "cpus": cpu_list(mask), "numa_nodes": _nodes(mask), "rule": None, "reason": None}
@@ -63,7 +63,7 @@ def bind(local_rank: int, processes_on_node: int, system: System | str, environ:
     if wanted in _RULES:
         planned, rule = _by_rule(wanted, host.cores(mask), processes_on_node)
     else:
-        planned, rule = plan(processes_on_node, here(system) if isinstance(system, str) else system, mask)
+        planned, rule = plan(processes_on_node, with_given(detect(), system) if isinstance(system, Path) else system, mask)
     if not planned:
         return done | {"reason": rule}
     cpus = {cpu for core in planned[local_rank] for cpu in core.cpus}
@@ -87,7 +87,7 @@ def bind_early(environ: Mapping[str, str] = os.environ) -> None:
     it finds then. :func:`bind` says later what was done, and gives the calling thread, which OpenMP binds to one core, the others back."""
     with suppress(InputError):  # which `bind` raises again, where a record says so
         if environ.get(WANTED) in _RULES:
-            bind(int(environ.get("LOCAL_RANK", "0")), int(environ.get("LOCAL_WORLD_SIZE", "1")), "", environ)
+            bind(int(environ.get("LOCAL_RANK", "0")), int(environ.get("LOCAL_WORLD_SIZE", "1")), Path(), environ)
 
 
 def as_found() -> dict[str, Any]:
@@ -112,22 +112,6 @@ def usable_cpus(processes_on_node: int) -> int:
     """Logical CPUs for this process alone: its mask once it is bound, before that its share of the mask; at least 1."""
     usable = len(host.mask()) or os.cpu_count() or 1
     return usable if host.is_bound() else max(1, usable // max(1, processes_on_node))
-
-
-def here(name: str) -> System:
-    """This machine as detected, with the affinity that the description called ``name`` gives.
-
-    The description counts only if every device of the node is visible: in a part of a node, its numbering would name the wrong devices.
-    """
-    found = detect()
-    try:
-        described = load_system(name)
-    except InputError:  # a system beside the suite, which a worker does not know
-        return found
-    if described.affinity is None or len(described.devices) != len(found.devices) or described.device_class != found.device_class:
-        return found
-    sources = {**found.sources, "affinity": described.sources["affinity"]}
-    return found.model_copy(update={"affinity": described.affinity, "sources": sources})
 
 
 def _why_not(processes: int, mask: Set[int], environ: Mapping[str, str]) -> str | None:

@@ -17,11 +17,14 @@ from pydantic import BaseModel
 
 from caraml.base.errors import InputError, nearest, unknown_name
 from caraml.base.files import TRUSTED_FOLDERS, config_home, intruder
+from caraml.base.limits import read_json
 from caraml.base.toml import Location, TomlDocument, read_toml
 from caraml.system.detect import detect
 from caraml.system.model import CATALOG, Affinity, Cpu, DeviceModel, System, same_model, with_sheet
 
 LOCAL = "local"
+GIVEN = "system.json"
+"""File in an attempt's folder: what the description of its machine gives."""
 Table = dict[str, Any]
 
 _NEED_SOURCE = ("nodes", "devices_per_node", "devices", "cpu", "memory_bytes", "ssd_bytes", "affinity")
@@ -30,6 +33,7 @@ _NAMES = {"model", "kind", "index", "uuid", "pci_bus_id"}
 """Fields that name a device and are no figures."""
 _WHOLE = ("affinity", "links")
 """Replaced as one: half of the old beside half of the new describes no machine."""
+_GIVEN = {"name", "title", "devices_per_node", "devices", "cpu", "peak", "memory_bandwidth", "affinity", "sources"}
 
 
 class Described(NamedTuple):
@@ -79,25 +83,36 @@ def described(name_or_path: str | Path, beside: Path | None = None) -> Described
     return found
 
 
-def with_own_peak(found: System, name: str) -> System:
-    """A machine as detected, with what its description called ``name`` itself gives of peaks and bandwidth of devices of that model."""
-    try:
-        told = described(name) if name != LOCAL else None
-    except InputError:  # a file that only whoever planned the point knows
+def given(system: System) -> str:
+    """What a description gives that a machine cannot tell of itself, for :data:`GIVEN`: affinity, and the peaks and bandwidth that are not
+    those of the data sheet."""
+    sheet = with_sheet(system.model_copy(update={"peak": None, "memory_bandwidth": None}))
+    peak = {dtype: figure for dtype, figure in (system.peak or {}).items() if figure != (sheet.peak or {}).get(dtype)}
+    bandwidth = None if system.memory_bandwidth == sheet.memory_bandwidth else system.memory_bandwidth
+    own = system.model_copy(update={"peak": peak or None, "memory_bandwidth": bandwidth})
+    return own.model_dump_json(indent=1, include=_GIVEN, exclude_none=True)
+
+
+def with_given(found: System, folder: Path) -> System:
+    """A machine as detected, with what :data:`GIVEN` in an attempt's ``folder`` gives, if it is there.
+
+    Peaks and bandwidth count for devices of the model that is described; the affinity only if every device of the node is visible: in a
+    part of a node, its numbering would name the wrong devices. Raises ``InputError`` for a file beyond the limits.
+    """
+    if not (folder / GIVEN).exists():
         return found
-    if told is None:
-        return found
-    own: Table = {key: getattr(told.system, key) for key in ("peak", "memory_bandwidth") if key in told.data}
-    model = told.system.devices[0].model
-    if own and not same_model(model, found.devices[0].model):
-        others = {key: f"{found.missing[key]}; {name} gives it for {model!r}" for key in own if key in found.missing}
-        return found.model_copy(update={"missing": found.missing | others})
-    if not own:
-        return found
-    if "peak" in own:
-        own["peak"] = (found.peak or {}) | {dtype: figure for dtype, figure in own["peak"].items() if dtype in told.data["peak"]}
-    missing = {key: why for key, why in found.missing.items() if key not in own}
-    return found.model_copy(update={**own, "missing": missing})
+    told = System.model_validate_json(read_json(folder / GIVEN))
+    new: Table = {key: figure for key in ("peak", "memory_bandwidth") if (figure := getattr(told, key)) is not None}
+    model, missing = told.devices[0].model, found.missing
+    if new and not same_model(model, found.devices[0].model):
+        missing = missing | {key: f"{missing[key]}; {told.name} gives it for {model!r}" for key in new if key in missing}
+        new = {}
+    missing = {key: why for key, why in missing.items() if key not in new}
+    if "peak" in new:
+        new["peak"] = (found.peak or {}) | new["peak"]
+    if told.affinity is not None and len(told.devices) == len(found.devices) and told.device_class == found.device_class:
+        new |= {"affinity": told.affinity, "sources": found.sources | {"affinity": told.sources["affinity"]}}
+    return found.model_copy(update={**new, "missing": missing})
 
 
 def list_systems(beside: Path | None = None) -> tuple[System, ...]:

@@ -36,7 +36,7 @@ from caraml.results.claim import start_time
 from caraml.results.record import Fingerprint, Record
 from caraml.results.rows import write_table
 from caraml.suite.model import Point, Precision
-from caraml.system.catalogue import with_own_peak
+from caraml.system.catalogue import with_given
 from caraml.system.detect import detect, environment
 from caraml.system.model import System, same_model
 
@@ -155,7 +155,7 @@ def rescued(folder: Path, rank: int, loop: MeasuringLoop | None, instruments: In
 def make_record(ranks: list[RankSummary], known: Known, *, table: bool = True) -> Record:
     """The whole record of a loop that was measured. Writes the ``table`` of steps into the attempt's folder."""
     own = ranks[0].node
-    system, surroundings = with_own_peak(detect(), known.point.system), (own.environment if own else environment()) | known.chosen
+    system, surroundings = with_given(detect(), known.folder), (own.environment if own else environment()) | known.chosen
     known = dataclasses.replace(known, facts=_with_damaged(known.facts, ranks))
     measured, point = together(ranks, known), known.point
     nodes = _nodes(ranks, measured.window)

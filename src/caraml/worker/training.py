@@ -125,7 +125,7 @@ class Worker:
 
     def _open(self) -> tuple[Device, Ranks]:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self._affinity = affinity.bind(local_rank, self.point.devices, self.point.system)
+        self._affinity = affinity.bind(local_rank, self.point.devices, self.folder)
         if self._affinity["bound"]:  # the script's count knows the node, not the cores of this process
             torch.set_num_threads(min(torch.get_num_threads(), affinity.usable_cpus(self.point.devices)))
         self._workload = load_workload(self.point.workload)
