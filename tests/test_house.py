@@ -130,7 +130,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_975,
     "base": 3_077,
-    "campaign": 1_668,
+    "campaign": 1_669,
     "cli": 1_621,
     "data": 781,
     "engine": 5_135,
@@ -141,7 +141,7 @@ LINES = {
     "report": 4_862,
     "results": 3_269,
     "suite": 2_726,
-    "system": 3_578,
+    "system": 3_577,
     "verify": 1_061,
     "worker": 2_608,
     "workloads": 8_334,
