@@ -23,6 +23,7 @@ from caraml.base.errors import CaramlError, EnvironmentUnfitError, in_a_line
 from caraml.base.files import cache_home, data_home, home, nearest_folder, writable
 from caraml.base.format import count, human, percent
 from caraml.base.plugins import Plugin
+from caraml.launch.container import PROGRAMS
 from caraml.power.sampler import available_sources
 from caraml.power.source import POWER_SOURCES, SourceEntry, how_often, source_plugins
 from caraml.results.claim import launcher_plugins
@@ -84,7 +85,7 @@ def machine_checks(output: Path) -> list[Check]:
         _kept("cache", cache_home(), "export XDG_CACHE_HOME=$TMPDIR"),
         _kept("prepared data", data_home(), "export CARAML_DATA=FOLDER, with a folder of yours"),
         *(_library(name, why) for name, why in LIBRARIES.items()),
-        _tools("container runtime", ("apptainer", "singularity", "podman", "docker", "ch-run", "bwrap")),
+        _tools("container runtime", tuple(PROGRAMS.values())),
         _tools("Slurm", ("sbatch", "srun", "squeue")),
     ]
 

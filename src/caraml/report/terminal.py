@@ -343,6 +343,8 @@ def _grid(lines: Sequence[tuple[str, str]]) -> Table:
 def _note(mark: str, text: str) -> Table:
     """A footnote whose further lines hang below its first."""
     grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column()
+    grid.add_column(overflow="fold")  # a path may be longer than a line
     grid.add_row(Text(mark), _text(text))
     return grid
 

@@ -246,7 +246,7 @@ def _validated(document: TomlDocument, data: Table) -> System:
     """
     whole = TomlDocument(document.name, {key: value for key, value in data.items() if key != "extends"}, document.lines)
     system = whole.validate(System)
-    faults = [*_without_source(document), *_wrong_source_keys(document), *_wrong_counts(document, system)]
+    faults = [*_without_source(document), *_wrong_source_keys(document), *_wrong_counts(document, system), *_wrong_units(document, system)]
     if system.name.casefold() == LOCAL:
         faults.append(document.fault(("name",), system.name, "another name: local is the machine that is detected"))
     if faults:
@@ -323,6 +323,15 @@ def _wrong_counts(document: TomlDocument, system: System) -> list[str]:
         if values and len(values) != count:
             faults.append(document.fault(("affinity", field), f"{len(values)} entries", f"one for each of {count} devices"))
     return faults
+
+
+def _wrong_units(document: TomlDocument, system: System) -> Iterator[str]:
+    """Figures in other units than rates are compared in."""
+    for dtype, figure in (system.peak or {}).items():
+        if figure.unit != "FLOP/s":
+            yield document.fault(("peak", dtype, "unit"), figure.unit, '"FLOP/s", and the value in FLOP/s')
+    if system.memory_bandwidth is not None and system.memory_bandwidth.unit != "B/s":
+        yield document.fault(("memory_bandwidth", "unit"), system.memory_bandwidth.unit, '"B/s", and the value in B/s')
 
 
 def _fault_at(document: TomlDocument, place: Location, text: str) -> str:

@@ -132,8 +132,8 @@ CpuList = Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
 class Figure(FrozenModel):
     """A number that somebody published or measured, never without its unit and its source."""
 
-    value: float = Field(allow_inf_nan=False, description="the number")
-    unit: str = Field(description="its unit: `FLOP/s`, `B/s`")
+    value: float = Field(gt=0, allow_inf_nan=False, description="the number")
+    unit: str = Field(description="its unit: `FLOP/s` of a peak, `B/s` of a bandwidth")
     source: str = Field(min_length=1, description="document, and the row of it where that is not obvious")
 
 
