@@ -242,7 +242,7 @@ def test_meters_of_one_file_name_are_told_apart(tmp_path: Path) -> None:
     assert (node.mean_w, node.mean_va) == (pytest.approx(500), pytest.approx(625)) and len(set(node.channels)) == 2
 
 
-@pytest.mark.parametrize(("ahead", "words"), [(-3.0, None), (0.9, None), (3.0, "3 s later"), (40.0, "40 s later")])
+@pytest.mark.parametrize(("ahead", "words"), [(-3.0, None), (0.9, None), (3.0, "s later than this"), (40.0, "s later than this")])
 def test_a_meter_whose_clock_is_ahead_is_not_read(tmp_path: Path, ahead: float, words: str | None) -> None:
     """What it logged before the window was taken for the window's power."""
     file, now = tmp_path / "pdu.csv", time.time()

@@ -267,6 +267,22 @@ def test_a_power_that_is_refreshed_more_seldom_than_declared_is_found_out(real: 
     assert held >= 38 or length < 10 * real
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.6, 3.0])
+@pytest.mark.parametrize(("before", "length"), [(5.0, 10.0), (20.0, 20.0), (20.0, 30.0), (300.0, 20.0)])
+def test_a_power_of_which_too_little_was_seen_is_not_taken_for_a_quick_one(before: float, length: float, noise: float) -> None:
+    """One value a minute: most such windows were valid, with the power at rest for that of the work."""
+    declared = channel("power_mean", update_period_s=1.0, mean_window_s=1.0, resolution=1.0, period_guessed=True)
+    draw = random.Random(f"{before} {length} {noise}")
+    for _ in range(20):
+        phase, values, series = draw.random() * 60, dict[int, float](), ReadingSeries()
+        work = Work(Constant(400.0), 0.0, length)
+        for t in sorted([*(second + draw.random() for second in range(-int(before), int(length) + 2)), 0.0, length]):
+            number = math.floor((t + phase) / 60)
+            value = values.setdefault(number, round(work.power(number * 60 - phase) + draw.gauss(0, noise)))
+            series.add(t, t, value)
+        assert "too_short" in power_energy(series, declared, 0.0, length, 1.0).flags
+
+
 @pytest.mark.parametrize("steps", [(), (5.0, 25.0)], ids=["at rest", "loaded in between"])
 def test_a_load_that_is_steady_for_the_sensor_s_resolution_makes_it_no_slower(steps: tuple[float, ...]) -> None:
     """Whole watts that change by one now and then, also with two steps of the load."""

@@ -40,6 +40,9 @@ REPEATED = 2
 FEW_HELD, FEW_VALUES = 3, 10
 """Fewer values than this that came and went by a jump tell little, and of a sensor that showed fewer in all there are no more."""
 
+SLOWEST_S = 60.0
+"""No sensor of which nobody publishes it is taken to hold a value for longer [s]; controllers of nodes take up to a minute."""
+
 HELD_SHARE = 0.75
 """Share of the times for which a sensor was seen to hold a value that are no longer than its update period is taken to be. Two values that
 are equal by chance look like one that was held for twice as long."""
@@ -108,16 +111,22 @@ def seen_period(series: ReadingSeries, channel: Channel) -> float:
     """Update period [s] that the readings show where that of the data sheet is a guess; the declared one where they do not tell.
 
     A load that is steady for the sensor's resolution repeats, too, so only values count that came and went by a jump; and they tell nothing
-    where most values were read only once, since then the sensor has a new one whenever it is asked.
+    where most values were read only once, since then the sensor has a new one whenever it is asked. Where no value came or went by a jump,
+    one that is asked holds each for no longer than the shortest time between two changes, and where there were no two, for as long as one
+    stood; of rows that come by themselves each is a value.
     """
-    if not channel.period_guessed:
+    if not channel.period_guessed or len(series) < 2:
         return channel.update_period_s
     begins = [i for i in range(1, len(series)) if series.value[i] != series.value[i - 1]]
+    ends = [0, *begins, len(series) - 1]
     jumped = {i for i in begins if abs(series.value[i] - series.value[i - 1]) > 2 * channel.resolution}
     spans = [(a, b) for a, b in pairwise(begins) if a in jumped and b in jumped]
     if len(spans) < FEW_HELD and len(begins) < FEW_VALUES:  # then also those that came or went by one, or are cut at an end of the readings
-        spans = [(a, b) for a, b in pairwise([0, *begins, len(series) - 1]) if a in jumped or b in jumped]
+        spans = [(a, b) for a, b in pairwise(ends) if a in jumped or b in jumped]
     held = [(series.t[b] - series.t[a], b - a) for a, b in spans]
+    if not held and not channel.spacing_s:
+        stood = [series.t[b] - series.t[a] for a, b in pairwise(ends)]
+        return max(channel.update_period_s, min(min(stood[1:-1], default=max(stood)), SLOWEST_S))
     if not held or median(count for _, count in held) < REPEATED:
         return channel.update_period_s
     times = sorted(time for time, _ in held)
