@@ -100,7 +100,8 @@ def as_toml(system: System) -> str:
         "sources": {key: source for key in ("nodes", *_DESCRIBED) if getattr(system, key) is not None},
         "missing": {key: why for key, why in known.items() if key not in ("peak", "memory_bandwidth")},
     }
-    head = f"# {source}\n# Give it a name and a title. --system takes this file, or its name where it lies in ~/.config/caraml/systems, or in systems beside a suite.\n"
+    told = "--system takes this file, or its name where it lies in ~/.config/caraml/systems, or in systems beside a suite."
+    head = f"# {source}\n# Give it a name and a title. {told}\n"
     return head + tomli_w.dumps({key: value for key, value in data.items() if value != {}})
 
 
