@@ -31,7 +31,7 @@ from caraml.suite.load import Suite, SuiteFile
 from caraml.suite.model import Point
 from caraml.system.catalogue import with_given
 from caraml.system.detect import detect
-from caraml.system.model import Figure, Scheduler
+from caraml.system.model import Figure, Scheduler, Site
 
 SUITE = """
 name = "s"
@@ -247,6 +247,22 @@ def test_the_queue_is_asked_once_for_all_jobs_that_are_taken_up(tmp_path: Path, 
     assert calls.read_text().split() == ["asked", "7"], "one is submitted anew"
     lost = [record for path in (tmp_path / "out" / "points").glob("*/1/record.json") if (record := read_record(path)).status == "lost"]
     assert len(lost) == 1 and "gone when the campaign was taken up again: job 7_1: NODE_FAIL" in (lost[0].reason or "")
+
+
+def test_a_run_says_of_jobs_that_are_too_long_for_their_partition_that_they_never_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a site does not refuse them, also one that leaves at once."""
+    stand_ins(tmp_path, monkeypatch, sbatch="echo 7", sinfo="echo 'main*|30:00'")
+    scheduler, said = Scheduler(gpus="none"), list[str]()
+    run, _ = campaign(tmp_path / "out", SlurmLauncher(scheduler, tmp_path / "slurm"))
+    run.system = run.system.model_copy(update={"site": Site(scheduler=scheduler)})
+    run.options, run.say = Options(launcher="slurm", detach=True), said.append
+    run_campaign(run)
+    (told,) = said
+    assert told.startswith(
+        "33 min are more than the partition's time limit of 30 min; such a job would wait for ever: write max_minutes = 30"
+    )
 
 
 CHAIN = """

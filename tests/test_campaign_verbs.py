@@ -338,7 +338,12 @@ def test_a_point_that_does_not_fit_is_skipped_with_the_numbers(here: Path) -> No
 
 
 def test_status_says_what_a_point_waits_for_in_the_queue(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    programs = {"sbatch": "echo 7", "squeue": "echo '7_0|main|5|2030-01-02T03:04:05|Priority'", "sinfo": "echo 'main*'", "scontrol": ":"}
+    programs = {
+        "sbatch": "echo 7",
+        "squeue": "echo '7_0|main|5|2030-01-02T03:04:05|PENDING|Priority'",
+        "sinfo": "echo 'main*'",
+        "scontrol": ":",
+    }
     for name, line in programs.items():
         (here / name).write_text(f"#!/bin/sh\n{line}\n")
         (here / name).chmod(0o755)
@@ -372,8 +377,13 @@ def test_status_says_what_a_point_waits_for_in_the_queue(here: Path, monkeypatch
     (here / "verbs.toml").write_text(SUITE.replace("n = [1, 2]", "n = [3, 4]"))
     more = caraml(here, "run", "verbs.toml", "--system", "there.toml", "--detach", **surroundings)
     assert more.returncode == 0, more.stderr
-    for _ in range(2):
-        ended = caraml(here, "cancel", "verbs", **surroundings).stdout
+    (here / "squeue").write_text("#!/bin/sh\necho 'squeue: error: down' >&2; exit 1\n")
+    refused = caraml(here, "cancel", "verbs", **surroundings)  # its jobs would go on as points that were cancelled
+    assert refused.returncode == 3 and "no job was cancelled: Slurm does not answer (down)" in refused.stderr, refused.stdout
+    (here / "squeue").write_text(listed)
+    ended = caraml(here, "cancel", "verbs", **surroundings).stdout
+    assert ended.count("cancelled ") == 2, ended
+    ended = caraml(here, "cancel", "verbs", **surroundings).stdout
     assert ended == "left 2 points of verbs@1, another campaign of this suite, alone: caraml cancel verbs@1\n"
 
 

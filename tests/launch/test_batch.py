@@ -81,6 +81,29 @@ def test_a_step_that_is_ended_before_its_job_is_no_failure(tmp_path: Path, make_
     assert (folder / "exit").exists() == (folder / RECORD).exists() == (not ended)
 
 
+@pytest.mark.parametrize(
+    ("told", "step"),
+    [
+        ({"SLURM_CPUS_ON_NODE": "8", "SLURM_JOB_CPUS_PER_NODE": "8,4(x2),16"}, "4"),
+        ({"SLURM_CPUS_ON_NODE": "4", "SLURM_JOB_CPUS_PER_NODE": "4,16(x2)"}, "4"),
+        ({"SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, "8"),  # as salloc has it
+        ({"SLURM_CPUS_ON_NODE": "8"}, "8"),
+    ],
+)
+def test_a_step_on_nodes_of_unequal_size_has_the_cpus_of_the_smallest(
+    told: dict[str, str], step: str, tmp_path: Path, make_point: MakePoint
+) -> None:
+    """It asks for as many on each: of an exclusive job that began on a large node Slurm refused the step."""
+    stand_in(tmp_path, "srun", 'echo "$* OMP $OMP_NUM_THREADS" >"${0%/*}/asked"; exit 1')
+    stand_in(tmp_path, "scontrol", "echo sn1; echo sn2")
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("SLURM_")}
+    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "sn[1-2]", **told}
+    point = make_point(nodes=2, global_batch=4)
+    path = write_script(point, Store(tmp_path / "results").new_attempt(point), 1, Site(scheduler=Scheduler()))
+    subprocess.run(["bash", str(path)], env=environment, capture_output=True, check=False)
+    assert f" --cpus-per-task={step} " in (asked := (tmp_path / "asked").read_text()) and asked.endswith(f"OMP {step}\n"), asked
+
+
 @pytest.mark.parametrize(("requeue", "taken"), [(False, True), (True, True), (True, False)])
 def test_a_preempted_job_that_has_a_while_left_is_no_failure(requeue: bool, taken: bool, tmp_path: Path, make_point: MakePoint) -> None:
     """Where the partition has a GraceTime, the step is ended and the job's state stays RUNNING."""
@@ -334,17 +357,19 @@ def test_a_job_that_could_write_nothing_is_lost_with_that_reason(tmp_path: Path,
 
 SQUEUE = r"""#!/bin/sh
 case "$*" in
-*--me*) printf '%s\n' '12_0|main|50|2030-01-02T03:04:05|Priority' '12_1|main|50|2030-01-02T09:00:00|Priority' \
-  '13|short,main|70|N/A|QOSMaxJobsPerUserLimit' '14|main|0|N/A|JobHeldUser' '15|main|1|N/A|SomethingNew';;
-*) printf '%s\n' '7|main|50|N/A|Resources' '9|main|60|N/A|Priority' '12_0|main|50||' '12_1|main|50||' \
-  '13|short,main|70||' '14|main|0||' '15|main|1||' '16|main|50||' '99|short|9|N/A|Priority';;
+*--me*--states=all*) printf '%s\n' '12_0|main|50|2030-01-02T03:04:05|PENDING|Priority' '12_1|main|50|2030-01-02T09:00:00|PENDING|Priority' \
+  '13|short,main|70|N/A|PENDING|QOSMaxJobsPerUserLimit' '14|main|0|N/A|PENDING|JobHeldUser' '15|main|1|N/A|PENDING|SomethingNew' \
+  '17|main|0|N/A|SPECIAL_EXIT|job requeued in held state' '18|main|0|N/A|PENDING|launch failed requeued held' '19|main|5|N/A|RUNNING|None';;
+*--states=PENDING*) printf '%s\n' '7|main|50|N/A|PENDING|Resources' '9|main|60|N/A|PENDING|Priority' '12_0|main|50||PENDING|' \
+  '12_1|main|50||PENDING|' '13|short,main|70||PENDING|' '14|main|0||PENDING|' '15|main|1||PENDING|' '16|main|50||PENDING|' \
+  '99|short|9|N/A|PENDING|Priority';;
 esac
 """
 
 
 @pytest.fixture
 def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Stand-ins for a cluster in whose queue five jobs of this user wait, among four of others."""
+    """Stand-ins for a cluster in whose queue seven jobs of this user wait, two of which had begun, among four of others."""
     for name, text in (("squeue", SQUEUE), ("scontrol", "#!/bin/sh\necho 'PrivateData             = usage'\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -361,7 +386,7 @@ def test_the_queue_says_why_a_job_waits_at_which_place_and_until_when(busy: Path
     assert str(found["14"]) == (
         "held by their user; scontrol release starts them (JobHeldUser); place unknown; Slurm does not say when it starts"
     )
-    assert found["15"].why == "SomethingNew"
+    assert found["15"].why == "SomethingNew" and "19" not in found
     assert queue.waiting_text(["12_0", "12_1", "77"]) == (
         "2 jobs wait in the queue: jobs of higher priority come first (Priority); the first has place 4 of 7 by priority; "
         "Slurm expects to start the first 2030-01-02 03:04:05, and the last 2030-01-02 09:00:00"
@@ -371,6 +396,16 @@ def test_the_queue_says_why_a_job_waits_at_which_place_and_until_when(busy: Path
     assert "and the last" not in some, "of one of them nobody knows"
     assert queue.waiting_text(["77"]) is None
     assert "place 1 of 2" in (SlurmLauncher.waiting_text([f"slurm:13+pack-1:{busy}", f"slurm:13+pack-1:{busy / 'x'}"]) or "")
+
+
+def test_a_job_that_slurm_holds_after_it_had_begun_says_what_starts_it(busy: Path) -> None:
+    """As one that a node could not start, or whose exit code is one of a site's ``RequeueExitHold``: nobody was told that it waits."""
+    found = queue.turns()
+    assert str(found["17"]).startswith("put back into the queue and held; scontrol release starts them (job requeued in held state); place")
+    assert (
+        found["18"].why == "could not be started on their nodes, and are held; scontrol release starts them (launch failed requeued held)"
+    )
+    assert (queue.waiting_text(["17", "18"]) or "").startswith(f"2 jobs wait in the queue: 1 x {found['17'].why}; 1 x ")
 
 
 def test_a_place_among_hidden_jobs_is_unknown(busy: Path) -> None:
@@ -397,6 +432,16 @@ def test_partition_limits(text: str, minutes: float | None) -> None:
     assert queue._minutes(text) == minutes
 
 
+def test_a_job_of_several_partitions_may_take_as_long_as_in_the_longest(busy: Path) -> None:
+    """It starts in any of them; the first one's limit was taken for all."""
+    stand_in(
+        busy, "sinfo", "case $* in *main*) echo 'main|1:00:00';; esac; echo 'short*|1:00'; case $* in *long*) echo 'long|infinite';; esac"
+    )
+    assert [queue.minutes_of(one) for one in (None, "short", "short,main", "short,long")] == [1, 1, 60, None]
+    told = SlurmLauncher(Scheduler(), busy).too_long(["--partition=short,main", "--time=61"]) or ""
+    assert "61 min are more than the partition's time limit of 60 min" in told and "max_minutes = 60 below [site.scheduler]" in told
+
+
 def stand_in(folder: Path, name: str, text: str) -> None:
     """A program of this name, a shell script."""
     (folder / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -417,7 +462,7 @@ def test_variables_of_the_user_hide_no_job_and_replace_nothing_that_a_script_say
 
 
 def test_answers_that_nobody_expects_are_no_traces(busy: Path) -> None:
-    stand_in(busy, "squeue", "echo 'CLUSTER: far'; echo; echo '12|main|50|N/A|Priority'")
+    stand_in(busy, "squeue", "echo 'CLUSTER: far'; echo; echo '12|main|50|N/A|PENDING|Priority'")
     assert queue.turns().keys() == {"12"}
     stand_in(busy, "sbatch", "printf 'Ung\\374ltiges Konto' >&2; exit 1")
     assert (SlurmLauncher(Scheduler(), busy).check("") or "").startswith("Ung")

@@ -16,11 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from caraml.base.errors import ExitCode
+from caraml.base.errors import EnvironmentUnfitError, ExitCode
 from caraml.base.format import count
 from caraml.campaign.machine import DeviceLock, machine_of, too_large
-from caraml.launch import Elsewhere, JobState, Launcher
+from caraml.launch import Elsewhere, JobState, Launcher, queue
 from caraml.launch.launchers import LocalLauncher, launcher_of
+from caraml.launch.slurm import is_refused
 from caraml.results.claim import BUILT_IN, Runner, away, job_of, kind_of, myself, recent, runs_here, somebody_else, start_time, withdraw
 from caraml.results.finish import FAILURE, Failure, finish, note_failure, now, reason_of
 from caraml.results.record import CANCELLED, FINAL, Record
@@ -202,15 +203,14 @@ def cancel(root: Path, what: str) -> Iterator[str]:
         for runner in {one.runner for one in _open(found) if one.runner is not None and _theirs(one) is None}:
             yield _end_runner(runner, root)
     left = _open(found)
-    foreign: dict[str, list[Standing]] = {}
+    by_kind: dict[str, list[Standing]] = {}
     for one in left:
-        kind = kind_of(one.handle or BUILT_IN[0])
-        if (why := _theirs(one) or _elsewhere(one, root)) is None and kind not in BUILT_IN:
-            foreign.setdefault(kind, []).append(one)
+        if (why := _theirs(one) or _elsewhere(one, root)) is not None:
+            yield why
         else:
-            yield why or _end_point(store, one)
-    for kind, points in foreign.items():
-        yield from _end_foreign(store, kind, points)
+            by_kind.setdefault(kind_of(one.handle or BUILT_IN[0]), []).append(one)
+    for kind, points in by_kind.items():
+        yield from _end_points(store, points) if kind in BUILT_IN else _end_foreign(store, kind, points)
     earlier = list(_left_of_earlier(found))
     yield from earlier or ([] if left else ["no job is left"])
 
@@ -270,16 +270,31 @@ def _elsewhere(one: Standing, root: Path) -> str | None:
     return f"left {one.label} ({one.key}) alone: its job is process {job.pid} on {job.host}: end it there"
 
 
-def _end_point(store: Store, one: Standing) -> str:
+def _end_points(store: Store, points: Sequence[Standing]) -> Iterator[str]:
+    """End jobs of one launcher. Raises ``EnvironmentUnfitError`` where that is Slurm and it does not answer: its jobs would go on."""
+    handles = [one.handle for one in points if one.handle is not None]
+    if any(kind_of(handle) == "slurm" and not is_refused(handle) for handle in handles):
+        try:
+            queue.in_queue()
+        except queue.SilentError as error:
+            raise EnvironmentUnfitError(
+                f"no job was cancelled: Slurm does not answer ({error})", "the same command, once it does"
+            ) from error
+    told = [_note_end(one) for one in points]
+    if handles:
+        launcher_of(handles[0], store.root).cancel(handles)
+    yield from told
+
+
+def _note_end(one: Standing) -> str:
+    """Write the record of a point that is cancelled, before its job ends, so that the record has this as the cause."""
     assert one.folder is not None
     trouble = ""
-    if (one.folder / POINT).exists():  # before its job ends, so that the record has this as the cause
+    if (one.folder / POINT).exists():
         try:
             finish(one.folder, 1, "failed", CANCELLED)
         except OSError as error:  # on a full disk, which is why somebody may want to end jobs
             trouble = f"; its record could not be written: {error.strerror}"
-    if one.handle is not None:
-        launcher_of(one.handle, store.root).cancel([one.handle])
     return f"cancelled {one.label} ({one.key}){trouble}"
 
 

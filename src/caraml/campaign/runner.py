@@ -17,6 +17,7 @@ from caraml.campaign.attempt import PointTask, RunningPoint, finish_attempt
 from caraml.campaign.machine import Pace, refuse_login_node, wait_for, writing_below
 from caraml.engine.instruments import why_no_sensor
 from caraml.launch import JobState, Launcher
+from caraml.launch.batch import alike
 from caraml.launch.launchers import LocalLauncher, PrintLauncher, launcher_of, refuse_unasked, set_up, setup_script
 from caraml.launch.queue import WITHOUT_SLURM, no_cluster
 from caraml.launch.slurm import OVER, SlurmLauncher, is_refused
@@ -241,6 +242,9 @@ class CampaignRun:
             (self.launcher, [one for one in batch if not one[0].light]),
         ):
             jobs = [work.job(folder, awaited=work.name in self._needed) for work, folder in some]
+            if isinstance(launcher, SlurmLauncher):
+                for why in filter(None, map(launcher.too_long, dict.fromkeys(alike(job.script) for job in jobs))):
+                    self._say_once(why)
             sensors, refused = self._read_sensors(some[0][0]) if launcher is self._shells and some else None, list[str]()
             for (work, folder), handle in zip(some, launcher.submit(jobs) if jobs else [], strict=True):
                 self._running[handle] = RunningPoint.of(work, folder, handle, launcher)

@@ -56,6 +56,9 @@ _WHY = {
     "DependencyNeverSatisfied": "a job that had to succeed first has not, so never",
     "BeginTime": "not to start before a time that was set, as after being put back into the queue",
     "JobArrayTaskLimit": "as many tasks of the array run as --throttle allows",
+    "JobHoldMaxRequeue": "put back into the queue as often as Slurm does it by itself, and held; scontrol release starts them",
+    "job": "put back into the queue and held; scontrol release starts them",
+    "launch": "could not be started on their nodes, and are held; scontrol release starts them",
     "JobHeldUser": "held by their user; scontrol release starts them",
     "JobHeldAdmin": "held by an administrator",
     "PartitionTimeLimit": "longer than the partition allows, so never",
@@ -138,8 +141,9 @@ def turns(seconds: float = _CALL_SECONDS) -> dict[str, Turn]:
     The place is that by priority among all jobs of the partition that are not held; a scheduler that fills gaps may start later ones first.
     Raises ``SilentError`` where the controller does not answer.
     """
-    argv = ["squeue", "--states=PENDING", "--array", "--noheader", "--format=%i|%P|%Q|%S|%r"]
-    own, everybody = (call([*argv, *of], seconds=seconds) for of in (["--me"], []))
+    # Those that Slurm holds after they had begun, as in state SPECIAL_EXIT, are not among the pending ones.
+    argv = ["squeue", "--array", "--noheader", "--format=%i|%P|%Q|%S|%T|%r"]
+    own, everybody = (call([*argv, *of], seconds=seconds) for of in (["--me", "--states=all"], ["--states=PENDING"]))
     if own.returncode or everybody.returncode:
         raise SilentError(complaint(own.stderr or everybody.stderr))
     waiting: dict[str, list[tuple[int, int]]] = {}
@@ -151,7 +155,9 @@ def turns(seconds: float = _CALL_SECONDS) -> dict[str, Turn]:
     settings = call(["scontrol", "show", "config"], seconds=seconds).stdout if own.stdout and shutil.which("scontrol") else ""
     hidden = re.search(r"^PrivateData\s*=.*\bjobs\b", settings, re.MULTILINE)
     found = {}
-    for name, partitions, priority, start, reason in _rows(own.stdout):
+    for name, partitions, priority, start, state, reason in _rows(own.stdout):
+        if state not in _WAITING - {"CONFIGURING"}:
+            continue
         lists = [waiting[one] for one in partitions.split(",") if one in waiting] if int(priority) and not hidden else []
         place, among = min(((bisect_left(some, _rank(name, priority)) + 1, len(some)) for some in lists), default=(None, 0))
         found[name] = Turn(reason, place, among, start.replace("T", " ") if start != "N/A" else None)
@@ -160,8 +166,8 @@ def turns(seconds: float = _CALL_SECONDS) -> dict[str, Turn]:
 
 def _rows(text: str) -> list[list[str]]:
     """The lines that :func:`turns` asks for, without others: of clusters by name there is a heading for each."""
-    found = (line.strip().split("|", 4) for line in text.splitlines())
-    return [row for row in found if len(row) == 5 and row[0][:1].isdecimal() and row[2].isdecimal()]
+    found = (line.strip().split("|", 5) for line in text.splitlines())
+    return [row for row in found if len(row) == 6 and row[0][:1].isdecimal() and row[2].isdecimal()]
 
 
 def _rank(name: str, priority: str) -> tuple[int, int]:
@@ -253,13 +259,12 @@ def login_node() -> str | None:
 
 
 def minutes_of(partition: str | None) -> float | None:
-    """Longest wall time of a partition (``None``: the default one) in minutes; ``None`` where there is no limit or nobody knows it."""
+    """Longest wall time of a partition, or of the longest of several, (``None``: of the default one) in minutes; ``None`` where there is no
+    limit or nobody knows it."""
     done = call(["sinfo", "--noheader", "--format=%P|%l", *([f"--partition={partition}"] if partition else [])])
-    for line in done.stdout.splitlines():
-        name, _, limit = line.strip().partition("|")
-        if partition is not None or name.endswith("*"):
-            return _minutes(limit)
-    return None
+    lines = (line.strip().partition("|") for line in done.stdout.splitlines())
+    limits = [_minutes(limit) for name, _, limit in lines if partition is not None or name.endswith("*")]
+    return None if None in limits else max((limit for limit in limits if limit is not None), default=None)
 
 
 def _minutes(limit: str) -> float | None:

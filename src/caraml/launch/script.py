@@ -278,7 +278,8 @@ def _software(made: Recipe) -> str:
         lines.append(f". {shlex.quote(software.venv.rstrip('/') + '/bin/activate')} || exit")
     lines.append("set -u")
     if site.scheduler is not None:  # a job's CPUs are Slurm's to tell; salloc and sbatch have different words for them
-        lines.append("cpus=${SLURM_CPUS_ON_NODE:-${SLURM_JOB_CPUS_PER_NODE%%[(,]*}}")
+        lines.append("cpus=${SLURM_CPUS_ON_NODE:-},${SLURM_JOB_CPUS_PER_NODE:-}  # of the smallest node: a step has as many on each")
+        lines.append("cpus=$(printf '%s\\n' ${cpus//,/ } | sort -n | head -n 1) cpus=${cpus%%(*}")
     unseen = concealed(software.variables)
     lines += [*exports(variables, unseen), *loading(unseen, SITE)]
     return "\n# Environment.\n" + "\n".join(lines) + "\n"

@@ -60,6 +60,8 @@ class SlurmLauncher:
     ):
         self.scheduler, self.options, self._folder, self._clock = scheduler, options or SlurmOptions(), folder.resolve(), clock
         self._asks, self._there = asks, elsewhere.path if elsewhere is not None else Path.resolve
+        self._limits: dict[str | None, float | None] = {}
+        """Minutes after which jobs of a partition end, as far as it was asked for."""
         self._missing_since: dict[str, float] = {}
         self._last_words: dict[str, queue.Answer] = {}
         """What Slurm said of jobs that are over; it may forget them before their files had time to appear."""
@@ -136,13 +138,22 @@ class SlurmLauncher:
 
     def check(self, text: str) -> str | None:
         """Slurm's own objection to a script; ``None`` when it would start it some day. Nothing is queued."""
-        # Where a site does not set EnforcePartLimits, Slurm takes a job that is too long for its partition, and never starts it.
-        asked = dict(line.removeprefix("--").partition("=")[::2] for line in batch.options_of(text))
-        limit = queue.minutes_of(asked.get("partition"))
-        if limit is not None and asked.get("time", "").isdecimal() and int(asked["time"]) > limit:
-            return f"{asked['time']} min are more than the partition's time limit of {limit:g} min; it would wait for ever"
+        if (why := self.too_long(batch.options_of(text))) is not None:
+            return why
         done = queue.call(["sbatch", "--test-only"], text, keep=_unsaid(batch.options_of(text)))
         return None if done.returncode == 0 else queue.complaint(done.stderr)
+
+    def too_long(self, options: Sequence[str]) -> str | None:
+        """Where a site does not set EnforcePartLimits, Slurm takes a job that is too long for its partition, and never starts it: that."""
+        asked = dict(option.removeprefix("--").partition("=")[::2] for option in options)
+        partition, minutes = asked.get("partition"), asked.get("time", "")
+        if partition not in self._limits:
+            self._limits[partition] = queue.minutes_of(partition)
+        limit = self._limits[partition]
+        if limit is None or not minutes.isdecimal() or int(minutes) <= limit:
+            return None
+        what = f"{minutes} min are more than the partition's time limit of {limit:g} min; such a job would wait for ever"
+        return f"{what}: write max_minutes = {limit:.0f} below [site.scheduler], or lower measure.timeout_seconds"
 
     def _sbatch(self, command: list[str], deadline: float) -> tuple[str | None, str | None]:
         """The job's number, or why there is none. A controller that is down is waited for: it has certainly not taken the job."""
