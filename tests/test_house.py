@@ -130,11 +130,11 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_975,
     "base": 3_077,
-    "campaign": 1_669,
+    "campaign": 1_688,
     "cli": 1_621,
     "data": 781,
     "engine": 5_135,
-    "launch": 1_873,
+    "launch": 1_890,
     "metrics": 1_019,
     "power": 4_955,
     "reference": 515,
