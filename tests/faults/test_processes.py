@@ -10,12 +10,17 @@ import os
 import re
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from caraml.engine.watchdog import SILENCE
+from caraml.results.journal import tables
+from caraml.results.record import Record
+from caraml.results.rows import read_table
+from caraml.results.store import JOURNAL
 from caraml.system.variables import PATIENCE
-from tests.faults.conftest import Victim
+from tests.faults.conftest import Victim, until
 
 SHORT = {"params": {"device": "asynchronous", "step_seconds": 0.02}}
 LONG = {**SHORT, "measure": {"min_seconds": 60, "max_seconds": 90}}
@@ -24,13 +29,34 @@ SILENT, STUCK = 34, 26
 """Seconds of patience: a healthy rank that a busy machine stops for ten seconds is not called silent."""
 
 
+def put_away(folder: Path) -> int:
+    """Steps of a window that are on the disk while it is open, once there are any."""
+
+    def measured() -> int | None:
+        steps = read_table(folder / name)["phase"].count("measure") if (name := tables(folder).get("steps")) else 0
+        return steps or None
+
+    found: int = until(measured, "steps in the window")
+    for table in folder.glob("*.parquet"):
+        table.unlink()
+    return found
+
+
+def kept_with_the_reason(record: Record, folder: Path, steps: int) -> None:
+    assert record.status == "failed" and "SIGKILL" in (record.reason or "")
+    assert re.search(r"what was measured until \d+\.\d s is kept", record.reason or "") and {*record.files} == {"steps", "power"}
+    assert read_table(folder / record.files["steps"])["phase"].count("measure") >= steps
+    assert record.phases[-1].name == "measure" and not (folder / JOURNAL).exists()
+
+
 def test_a_killed_worker_is_a_failed_point_and_the_next_one_is_measured(victim: Victim) -> None:
     runner = victim.start(victim.suite(LONG, {**SHORT, "global_batch": 8}))
     folder = victim.wait_for("measure")
+    steps = put_away(folder)
     os.kill(victim.workers()[0], signal.SIGKILL)
     said, _ = runner.communicate(timeout=120)
     assert runner.returncode == 1
-    assert victim.record(folder).status == "failed" and "SIGKILL" in (victim.record(folder).reason or "")
+    kept_with_the_reason(victim.record(folder), folder, steps)
     assert [record.status for record in victim.records()] == ["failed", "ok"], said
     victim.no_orphans()
 
@@ -43,6 +69,20 @@ def test_a_killed_rank_takes_the_others_with_it(victim: Victim) -> None:
     record = victim.record(folder)
     assert runner.returncode == 1 and record.status == "failed" and "killed by SIGKILL" in (record.reason or "")
     assert {*record.files} == {"steps", "power"}, "what rank 0 measured"
+    victim.no_orphans()
+
+
+def test_ranks_that_are_killed_at_once_leave_what_was_measured(victim: Victim) -> None:
+    """As by the kernel, or with their node."""
+    runner = victim.start(victim.suite(TWO_RANKS))
+    folder = victim.wait_for("measure")
+    steps = put_away(folder)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # else the last may be asked to end before it is killed
+        for pid in victim.workers():
+            os.kill(pid, number)
+    runner.communicate(timeout=120)
+    assert runner.returncode == 1
+    kept_with_the_reason(victim.record(folder), folder, steps)
     victim.no_orphans()
 
 

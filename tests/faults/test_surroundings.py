@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from caraml.results.store import RECORD, read_record
 from tests.faults.conftest import Victim, until
 
 SHORT = {"params": {"device": "asynchronous", "step_seconds": 0.02}}
@@ -86,6 +88,18 @@ def test_a_folder_that_cannot_be_written_is_named(victim: Victim, tmp_path: Path
         code, said = victim.run(victim.suite(SHORT))
     assert code == 3 and str(disk) in said and "Read-only file system" in said
     assert "Traceback" not in said
+
+
+def test_a_folder_that_is_removed_takes_no_measurement_with_it(victim: Victim, tmp_path: Path) -> None:
+    runner = victim.start(victim.suite(SHORT), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    folder = victim.wait_for("measure")
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+    said, _ = runner.communicate(timeout=120)
+    (place,) = (tmp_path / "cache").rglob(RECORD)
+    assert runner.returncode == 3 and f"what was measured is in {place}" in said and "Traceback" not in said, said
+    record = read_record(place)
+    assert record.status == "ok" and record.value("throughput")
 
 
 def enough(victim: Victim) -> None:

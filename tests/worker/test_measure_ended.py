@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,11 +23,13 @@ import caraml
 from caraml.base import signals
 from caraml.base.errors import InputError
 from caraml.engine.ranks import Ranks
+from caraml.results.journal import tables
 from caraml.results.record import Record
 from caraml.results.rows import read_table, write_table
-from caraml.results.store import Store
+from caraml.results.store import RECORD, Store, read_record
 from caraml.worker import measure as own_loop
 from caraml.worker import measure_record, place
+from tests.faults.conftest import until
 from tests.worker.loops import QUICK, Twins, measured, only
 
 
@@ -70,8 +73,8 @@ def test_a_full_disk_takes_no_measurement_with_it(
     whole = getattr(where, fails)
 
     def full_once(*arguments: Any) -> Any:
-        if todo:
-            todo.pop()
+        if (todo and fails == "make_record") or getattr(arguments[0], "root", None) == out:  # while it is measured, too
+            todo.clear()
             raise OSError(errno.ENOSPC, "No space left on device", str(out))
         return whole(*arguments)
 
@@ -241,6 +244,57 @@ def test_a_loop_that_is_killed_leaves_a_record(where: str, kind: type[Ranks], tm
     rank = "rank 0: " if kind is Twins else ""
     assert (record.status, record.reason) == ("failed", f"{rank}killed by SIGTERM in phase {where}, after {steps} steps")
     assert where == "idle" or len(read_table(Store(tmp_path).folder(record) / record.files["steps"])["seconds"]) >= steps - 1
+
+
+KILLED = """
+import os, sys, time, caraml
+
+print(os.getpid(), flush=True)
+with caraml.measure("killed", out=sys.argv[1], policy=caraml.Policy(min_seconds=60, warm_up_max_seconds=0.1, idle_seconds=0)) as m:
+    while m.step(4):
+        time.sleep(0.005)
+"""
+
+
+def test_a_loop_that_is_killed_outright_has_its_record_once_the_next_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of its steps and readings until at most two minutes before. One that goes on is left alone."""
+    program, out = tmp_path / "killed_loop.py", tmp_path / "out"
+    program.write_text(KILLED)
+    with subprocess.Popen([sys.executable, str(program), str(out)], stdout=subprocess.PIPE, text=True, env=METERED) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        try:
+            folder: Path = until(lambda: next(out.glob("points/*/1/so_far.bin"), None), "anything put away").parent
+            steps: int = until(lambda: measured_so_far(folder) or None, "steps of the window")
+            again(out)
+            assert not (folder / RECORD).exists()
+        finally:
+            os.kill(pid, signal.SIGKILL)
+        process.wait(60)
+    again(out)
+    record = read_record(folder / RECORD)
+    assert record.status == "failed" and record.ended_by_hand and record.value("throughput") is None
+    assert re.fullmatch(r"killed by SIGKILL, or lost with its node; what was measured until \d+\.\d s is kept", record.reason or "")
+    assert {*record.files} == {"steps", "power"} and record.phases[-1].name == "measure" and record.facts is not None
+    assert read_table(folder / record.files["steps"])["phase"].count("measure") >= steps
+    assert record.unstated and str(folder / RECORD) in capsys.readouterr().err
+    assert not {path.name for path in folder.iterdir()} & {"so_far.bin", "measured.json"}
+
+
+METERED = {**os.environ, "CARAML_POWER": "fake:constant"}
+
+
+def measured_so_far(folder: Path) -> int:
+    found = tables(folder)
+    count = read_table(folder / found["steps"])["phase"].count("measure") if "steps" in found else 0
+    for file in found.values():
+        (folder / file).unlink()
+    return count
+
+
+def again(out: Path) -> None:
+    with caraml.measure("smaller", out=out, policy=QUICK) as m:
+        m.step(4)
 
 
 FORKED = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,9 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 
 from caraml import verify as known
-from caraml.base.errors import InputError
+from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.campaign.attempt import finish_attempt
+from caraml.engine.loop import MeasuringLoop
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import Batches, RankSummary, StepRow, StepTable
 from caraml.launch.script import environment_of
@@ -38,6 +41,7 @@ from caraml.verify import PEAK_FLOPS
 from caraml.verify.claims import energy_claims
 from caraml.worker import training
 from caraml.worker.record import Known, together
+from caraml.worker.so_far import SoFar
 from caraml.worker.training import Worker
 from caraml.workloads.base import Task
 from tests.conftest import MakePoint
@@ -470,6 +474,62 @@ def test_a_record_that_was_not_put_away_says_why_it_cannot_be_written(
     monkeypatch.setattr(finishing, "write_record", full)
     with pytest.raises(OSError, match="No space left"):
         write_as_it_fits(tmp_path, make_record(make_point()))
+
+
+def test_a_worker_that_is_to_end_makes_no_tables(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a day take longer than it is left: they are made once it is gone."""
+    point = make_point(workload="known")
+    folder, look = Store(tmp_path).new_attempt(point), SoFar.look
+
+    def ended(self: SoFar, loop: MeasuringLoop, instruments: Any) -> None:
+        look(self, loop, instruments)
+        if loop.steps > 20:
+            raise SystemExit
+
+    def slow(*_: Any) -> NoReturn:
+        pytest.fail("a table was written")
+
+    monkeypatch.setattr(training.affinity, "bind", lambda *_: {"bound": False})
+    monkeypatch.setenv("CARAML_POWER", "fake:constant")
+    monkeypatch.setattr(SoFar, "look", ended)
+    worker = Worker(folder, point)
+    with pytest.MonkeyPatch.context() as meanwhile:
+        meanwhile.setattr(rows, "_write_csv", slow)
+        with pytest.raises(SystemExit):
+            worker.run()
+        worker.rescue()
+    finish(folder, 143)
+    record = read_record(folder / RECORD)
+    assert record.status == "failed" and {*record.files} == {"steps", "power"} and "is kept" not in (record.reason or "")
+    assert worker._measuring is not None and len(worker._measuring.so_far()) > 4
+    assert len(read_table(folder / record.files["steps"])["step"]) == len(worker._measuring.so_far())
+    assert record.started_at == worker.started_at and record.phases[-1].name == worker.log.phases[-1].name
+    assert {path.name for path in folder.iterdir()} == {"point.json", RECORD, "progress.jsonl", *record.files.values()}
+
+
+def test_a_folder_that_is_gone_takes_no_measurement_with_it(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removed while the worker measured, say: its record is elsewhere, which everybody says who misses it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    point = make_point(workload="known")
+    folder = Store(tmp_path / "results").new_attempt(point)
+    worker, keep = Worker(folder, point), training.Worker._keep
+    monkeypatch.setattr(training.affinity, "bind", lambda *_: {"bound": False})
+
+    def gone(*arguments: Any) -> Any:
+        shutil.rmtree(tmp_path / "results")
+        return keep(*arguments)
+
+    monkeypatch.setattr(Worker, "_keep", gone)
+    monkeypatch.setattr(SoFar, "look", lambda *_: None)  # in the folder that is removed
+    with pytest.raises(EnvironmentUnfitError, match="No such file or directory; what was measured is in ") as said:
+        worker.run()
+    (place,) = (tmp_path / "cache").rglob(RECORD)
+    assert str(place) in str(said.value) and str(place) in finishing.kept(folder)
+    record = read_record(place)
+    assert record.status == "ok" and record.value("throughput")
+    assert Store(place.parents[3]).latest(point.key) == record, "it can be reported"
+    with pytest.raises(EnvironmentUnfitError, match=str(place)):
+        finish_attempt(cast(Any, SimpleNamespace(point=point)), folder, 1)
 
 
 def test_what_a_training_is_needed_for_decides_how_it_ended(tmp_path: Path, make_point: MakePoint) -> None:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from caraml.base.errors import CaramlError, InputError
+from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError
 from caraml.base.files import write_file, write_new
 from caraml.base.format import count
 from caraml.campaign import Campaign
@@ -21,7 +21,7 @@ from caraml.metrics.energy import ENERGY_METRICS, NO_ENERGY, POWER_METRICS
 from caraml.metrics.model import Metric, unknown
 from caraml.power.meter import suspended_s
 from caraml.results import claim
-from caraml.results.finish import finish, reason_of, skipped
+from caraml.results.finish import finish, kept, reason_of, skipped
 from caraml.results.record import FINAL, Record, Status
 from caraml.results.status import ProgressReader
 from caraml.results.store import POINT, RECORD, Store, attempts, latest_in, read_record
@@ -201,10 +201,16 @@ def accepted(record: Record, planned: PlannedPoint) -> bool:
 
 
 def finish_attempt(work: PointTask, folder: Path, exit_code: int, status: Status | None = None, reason: str | None = None) -> None:
-    """See that an attempt has a record: also one of a command without a worker, whose folder does not have the point."""
-    if not (folder / POINT).exists():
-        write_new(f"{folder}/{POINT}", work.point.model_dump_json(indent=1))
-    finish(folder, exit_code, status, reason)
+    """See that an attempt has a record: also one of a command without a worker, whose folder does not have the point. Raises
+    ``EnvironmentUnfitError`` where it cannot be written, with the place where it is."""
+    try:
+        if not (folder / POINT).exists():
+            write_new(f"{folder}/{POINT}", work.point.model_dump_json(indent=1))
+        finish(folder, exit_code, status, reason)
+    except OSError as error:
+        if where := kept(folder):
+            raise EnvironmentUnfitError(f"{folder}: {error.strerror}{where}") from error
+        raise
 
 
 def summary_record(work: PointTask, record: Record) -> Record:

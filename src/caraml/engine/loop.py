@@ -63,6 +63,8 @@ class MeasuringLoop:
         self._first_step = (0.0, 0.0)
         self._window = (0.0, 0.0)
         self._waits: tuple[float | None, float | None] = (None, None)
+        self._counted = 0, 0.0
+        """Steps of the running stretch, and when the last of them ended: as far as they were asked for."""
         self._undecided = False
         self._look: Callable[[], None] = lambda: None
         self.done = False
@@ -115,17 +117,24 @@ class MeasuringLoop:
         skipped = sum(scales[index] < scales[index - 1] for index in inside) if scales else 0
         return RankSummary(*self._window, self._rows, losses, *self._first_step, skipped, self._flags, waits=self._waits)
 
-    def so_far(self) -> StepTable:
-        """The steps that are known to have finished. Does not ask the device: it may be what has failed."""
-        rows = StepTable(self._rows)
-        if self._look in (self._look_at_warm_up, self._look_at_window) and not self.done:
-            phase: StepPhase = "measure" if self._look == self._look_at_window else "warm_up"
-            start = self._anchor
-            waits = self._outcomes.data_waits[self._first_outcome :]
-            for seconds, data_wait in zip(self._timer.read, waits, strict=False):
-                rows.append(StepRow(phase, start, seconds, data_wait))
-                start += seconds
+    def so_far(self, first: int = 0) -> StepTable:
+        """The steps that are known to have finished, from number ``first`` on. Does not ask the device: it may be what has failed."""
+        rows, phase = self._rows.since(first), self._timed_phase
+        if phase is None or self.done:
+            return rows
+        known = max(first - len(self._rows), 0)
+        counted, start = self._counted if self._counted[0] <= known else (0, self._anchor)
+        start += sum(self._timer.read[counted:known])
+        waits = self._outcomes.data_waits[self._first_outcome + known :]
+        seconds = self._timer.read[known : known + len(waits)]
+        self._counted = known + len(seconds), rows.chain(phase, start, seconds, waits[: len(seconds)])
         return rows
+
+    @property
+    def _timed_phase(self) -> StepPhase | None:
+        """Phase of the steps that are being timed one after another; ``None`` before they are."""
+        phases: dict[Callable[[], None], StepPhase] = {self._look_at_warm_up: "warm_up", self._look_at_window: "measure"}
+        return phases.get(self._look)
 
     @property
     def steps(self) -> int:
@@ -141,6 +150,7 @@ class MeasuringLoop:
         """From here on, or from the instant ``at``, steps are counted and timed anew; ``look`` is called when it is time to."""
         self._look, self._first_outcome = look, len(self._outcomes)
         self._anchor, self._timer = self._device.now() if at is None else at, StepTimer(self._device)
+        self._counted = 0, self._anchor
 
     def _begin_first_step(self) -> None:
         self._enter("first_step")
@@ -261,10 +271,7 @@ class MeasuringLoop:
         self.done = True
 
     def _append_rows(self, phase: StepPhase) -> None:
-        start = self._anchor
-        for seconds, data_wait in zip(self._timer.finished(), self._outcomes.data_waits[self._first_outcome :], strict=True):
-            self._rows.append(StepRow(phase, start, seconds, data_wait))
-            start += seconds
+        self._rows.chain(phase, self._anchor, self._timer.finished(), self._outcomes.data_waits[self._first_outcome :])
         self._first_outcome = len(self._outcomes)  # what fails from here on leaves no further rows to be rescued
 
 
@@ -304,6 +311,10 @@ class EpochLoop(MeasuringLoop):
         return replace(super().summary(), epochs=self._epochs)
 
     # -- an epoch ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _timed_phase(self) -> StepPhase | None:
+        return self._stage if self._look == self._look_at_epoch else None
 
     @property
     def _counts(self) -> bool:

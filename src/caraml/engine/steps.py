@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import compress
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.optim.lr_scheduler import LambdaLR
@@ -20,7 +21,7 @@ from caraml.base.processes import node_key
 from caraml.engine.instruments import NodeSummary
 
 StepPhase = Literal["first", "warm_up", "measure", "after"]
-_PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
+PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
 _BLOCK = 1024
 """Scalars on the device that are put together into one tensor: each alone takes half a kilobyte of a GPU."""
 
@@ -44,43 +45,61 @@ class StepTable:
             self.append(row)
 
     def append(self, row: StepRow) -> None:
-        self._phases.append(_PHASES.index(row.phase))
+        self._phases.append(PHASES.index(row.phase))
         self._starts.append(row.start)
         self.seconds.append(row.seconds)
         self.data_waits.append(row.data_wait)
 
+    def chain(self, phase: StepPhase, start: float, seconds: Sequence[float], data_waits: Sequence[float]) -> float:
+        """Append steps of a phase that follow each other, the first of them from ``start`` on; when the last of them ends."""
+        assert len(seconds) == len(data_waits)
+        edges = np.cumsum(np.concatenate([[start], seconds]))
+        self._phases.extend(array("B", [PHASES.index(phase)]) * len(seconds))
+        self._starts.frombytes(edges[:-1].tobytes())
+        self.seconds.extend(seconds)
+        self.data_waits.extend(data_waits)
+        return float(edges[-1])
+
+    def since(self, first: int) -> StepTable:
+        """Its steps from number ``first`` on."""
+        found = StepTable()
+        for name, column in found.columns().items():
+            column.extend(self.columns()[name][first:])
+        return found
+
     def to_data(self) -> dict[str, bytes]:
         """Its columns as bytes, for :meth:`from_data` on a host of the same byte order."""
-        return {name: column.tobytes() for name, column in self._columns().items()}
+        return {name: column.tobytes() for name, column in self.columns().items()}
 
     @classmethod
     def from_data(cls, data: dict[str, bytes]) -> StepTable:
         table = cls()
-        for name, column in table._columns().items():
+        for name, column in table.columns().items():
             column.frombytes(data[name])
         return table
 
     def of_phase(self, phase: StepPhase) -> StepTable:
-        chosen, found = [code == _PHASES.index(phase) for code in self._phases], StepTable()
-        for name, column in found._columns().items():
-            column.extend(compress(self._columns()[name], chosen))
+        chosen, found = [code == PHASES.index(phase) for code in self._phases], StepTable()
+        for name, column in found.columns().items():
+            column.extend(compress(self.columns()[name], chosen))
         return found
 
-    def _columns(self) -> dict[str, array[Any]]:
+    def columns(self) -> dict[str, array[Any]]:
+        """Its columns by name; phases are numbers of :data:`PHASES`."""
         return {"phases": self._phases, "starts": self._starts, "seconds": self.seconds, "data_waits": self.data_waits}
 
     def __len__(self) -> int:
         return len(self._phases)
 
     def __iter__(self) -> Iterator[StepRow]:
-        return map(StepRow, map(_PHASES.__getitem__, self._phases), self._starts, self.seconds, self.data_waits)
+        return map(StepRow, map(PHASES.__getitem__, self._phases), self._starts, self.seconds, self.data_waits)
 
     def __getitem__(self, index: int) -> StepRow:
-        return StepRow(_PHASES[self._phases[index]], self._starts[index], self.seconds[index], self.data_waits[index])
+        return StepRow(PHASES[self._phases[index]], self._starts[index], self.seconds[index], self.data_waits[index])
 
     def put(self, index: int, phase: StepPhase) -> None:
         """Count a step to another phase."""
-        self._phases[index] = _PHASES.index(phase)
+        self._phases[index] = PHASES.index(phase)
 
 
 class Scalars:

@@ -18,7 +18,7 @@ from caraml.launch import batch, container
 from caraml.launch.batch import EXIT, step_name
 from caraml.results.claim import GATE, STARTED
 from caraml.results.finish import FAILURE, LOG, MEASURED
-from caraml.results.store import RECORD
+from caraml.results.store import JOURNAL, RECORD
 from caraml.suite.model import Point
 from caraml.system import affinity
 from caraml.system.model import DeviceKind, Scheduler, Site, Software
@@ -181,7 +181,7 @@ def _slurm(made: Recipe) -> str:
 : "${{SLURM_JOB_ID:?submit this script with sbatch, or run it inside an allocation}}"
 cd {shlex.quote(str(folder))} || exit
 if [ -e {RECORD} ]; then echo "this attempt has its result already: $PWD/{RECORD}"; exit 0; fi
-{GATE}rm -f {EXIT} {FAILURE} {MEASURED}{tables}  # left by a run of this job that was cut off
+{GATE}rm -f {EXIT} {FAILURE} {MEASURED} {JOURNAL}{tables}  # left by a run of this job that was cut off
 {link_to(made.needed)}{_software(made)}{_meeting_folder(site) if meets else ""}
 # What runs on each node. The warning is meant for the worker; the programs around it must survive it.
 node() {{

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 
@@ -202,13 +202,20 @@ class ReadingStore:
             skipped = self._skipped.get(channel.source, doubles())
             return sum(bisect_right(times, end) - bisect_left(times, start) for times in (failed, skipped))
 
+    def since(self, known: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, str, Column]]:
+        """Of each channel its id, its kind and its readings, without so many good and so many failed ones as are ``known`` of it."""
+        with self._grown:
+            names = list(self._columns)
+        for name in names:
+            good, failed = known.get(name, (0, 0))
+            with self._grown:
+                column = self._columns[name]
+                parts = (column.before[good:], column.after[good:], column.value[good:], column.failed[failed:])
+            yield name, self.channels[name].kind, Column(*parts)
+
     def rows(self, origin: float = 0.0) -> Iterator[Row]:
         """Every reading so far, channel by channel in order of time, in seconds after ``origin``; failed reads have no value."""
-        with self._grown:
-            known = [(name, self.channels[name].kind, column) for name, column in self._columns.items()]
-        for name, kind, column in known:
-            with self._grown:
-                good = zip(column.before[:], column.after[:], column.value[:], strict=True)
-                failed = ((t, t, None) for t in column.failed[:])
+        for name, kind, column in self.since({}):
+            good, failed = zip(column.before, column.after, column.value, strict=True), ((t, t, None) for t in column.failed)
             for before, after, value in merge(good, failed, key=lambda reading: reading[0]):
                 yield name, before - origin, after - origin, value, kind

@@ -7,6 +7,7 @@ campaign.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import signal
@@ -18,14 +19,15 @@ from pathlib import Path
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from caraml.base.errors import CaramlError, InputError, in_a_line
-from caraml.base.files import write_file, write_once
+from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError, in_a_line
+from caraml.base.files import cache_home, make_folder, write_file, write_once
 from caraml.base.limits import read_json
 from caraml.base.limits import tail as tail_of
 from caraml.base.toml import FrozenModel
 from caraml.metrics.model import Phase
+from caraml.results import journal
 from caraml.results.record import Profile, Record, Status
-from caraml.results.store import RECORD, ROOM, read_record, write_record
+from caraml.results.store import JOURNAL, RECORD, ROOM, read_record, write_record
 from caraml.suite.model import Point
 from caraml.system.files import read_int
 from caraml.system.host import oom_kills
@@ -95,7 +97,7 @@ def now(ago: float = 0.0) -> str:
 def finish(folder: Path, exit_code: int, status: Status | None = None, reason: str | None = None) -> None:
     """Write the record of an attempt that has none yet. ``status`` and ``reason``, when given, are the launcher's word and go first."""
     if (folder / RECORD).exists():
-        (folder / MEASURED).unlink(missing_ok=True)  # the worker was killed between the two
+        tidy(folder)  # the worker was killed between the two
         return
     try:
         point = Point.model_validate_json(read_json(folder / "point.json"))
@@ -110,9 +112,10 @@ def finish(folder: Path, exit_code: int, status: Status | None = None, reason: s
     starved = told is None and before is not None and count is not None and count > before
     why = reason or (told.reason if told else _STARVED if starved else death(folder, exit_code))
     how = status or (told.status if told else "oom" if starved else "failed")
+    left = journal.told(folder)
     files = {name: file.name for name in ("steps", "power") for file in sorted(folder.glob(f"{name}.*")) if file.suffix in _TABLES}
-    if (folder / MEASURED).exists():
-        record = read_record(folder / MEASURED)
+    record = read_record(folder / MEASURED) if (folder / MEASURED).exists() else None
+    if record is not None and record.window is not None:
         update = {
             "status": how if record.status == "failed" else record.status,  # as if nothing was measured: something was not saved
             "reason": record.reason and f"{record.reason}: {why}",
@@ -121,20 +124,41 @@ def finish(folder: Path, exit_code: int, status: Status | None = None, reason: s
             "files": {**files, **record.files},
         }
         write_record(folder, record.model_copy(update=update))
-        (folder / MEASURED).unlink(missing_ok=True)
+        tidy(folder)
         return
-    record = Record(
-        key=point.key,
-        attempt=int(folder.name),
-        point=point,
-        status=how,
-        reason=why,
-        started_at=failure.started_at if failure else now(),
-        phases=failure.phases if failure else [],
-        traceback=failure.traceback if failure else None,
-        files=files,
-    )
-    write_record(folder, record)
+    has_tables = _make_tables(folder, files)
+    phases = failure.phases if failure else [Phase.model_validate(phase) for phase in left.get("phases", [])]
+    if left and not left["whole"] and phases:
+        why += f"; what was measured until {phases[-1].end:.1f} s is kept"
+    known = {
+        "attempt": int(folder.name),
+        "status": how,
+        "reason": why,
+        "started_at": failure.started_at if failure else left.get("started_at", now()),
+        "phases": phases,
+        "traceback": failure and failure.traceback,
+        "files": files,
+    }
+    whole = record.model_copy(update=known) if record is not None else Record.model_validate({"key": point.key, "point": point, **known})
+    write_record(folder, whole)
+    if has_tables:
+        tidy(folder)
+
+
+def _make_tables(folder: Path, files: dict[str, str]) -> bool:
+    """Make tables of what a worker had put away, and add their names to the ``files``. Whether that went well."""
+    try:
+        files |= journal.tables(folder)
+    except Exception as error:  # noqa: BLE001 -- whatever a library raises: without them there is still a record
+        print(f"caraml: {reason_of(error)}; the record does without, and {folder / JOURNAL} stays", file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+def tidy(folder: Path) -> None:
+    """Remove what only stands in for a record."""
+    for name in (MEASURED, JOURNAL):
+        (folder / name).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -159,20 +183,44 @@ def put_away(folder: Path, record: Record) -> bool:
 
 def write_as_it_fits(folder: Path, record: Record) -> None:
     """Write a worker's record; where there is no room for it, in that of the tables beside it, and else as it was put away. Raises
-    ``OSError`` where it was not."""
+    ``EnvironmentUnfitError``, with the place where it is instead, where it can only be written elsewhere, and else ``OSError``."""
     with without_room():
         write_record(folder, record)
     if not (folder / RECORD).exists():
         for file in record.files.values():
             (folder / file).unlink(missing_ok=True)
+        small = record.model_copy(update={"files": {}})
         try:
-            write_record(folder, record.model_copy(update={"files": {}}))
-        except OSError:
+            write_record(folder, small)
+        except OSError as error:
             if not (folder / MEASURED).exists():
-                raise
+                raise _elsewhere(folder, small, error) from error
             os.rename(folder / MEASURED, folder / RECORD)  # noqa: PTH104 -- takes no room
             forget(folder)
-    (folder / MEASURED).unlink(missing_ok=True)
+    tidy(folder)
+
+
+def _spare(folder: Path) -> Path:
+    """Folder of an attempt whose own is gone or cannot be written: of results beside what is kept for later runs."""
+    root = hashlib.sha256(os.fsencode(folder.absolute().parents[2])).hexdigest()[:12]
+    return cache_home() / "results" / root / "points" / folder.parent.name / folder.name
+
+
+def _elsewhere(folder: Path, record: Record, error: OSError) -> Exception:
+    """Write a record where there is a place for it; what is to be raised."""
+    place = _spare(folder)
+    try:
+        make_folder(place)
+        write_record(place, record)
+    except (OSError, InputError):
+        return error
+    return EnvironmentUnfitError(f"{folder}: {error.strerror}{kept(folder)}")
+
+
+def kept(folder: Path) -> str:
+    """Where the measurement is of an attempt that cannot be finished, for the end of a sentence; empty where there is none."""
+    place = next((path for path in (folder / MEASURED, _spare(folder) / RECORD) if path.exists()), None)
+    return "" if place is None else f"; what was measured is in {place}"
 
 
 def note_start(folder: Path, ranks: int) -> None:
@@ -217,4 +265,4 @@ if __name__ == "__main__":
         status, reason = (TypeAdapter(Status).validate_python(sys.argv[3]), sys.argv[4]) if len(sys.argv) > 4 else (None, None)
         finish(Path(sys.argv[1]), int(sys.argv[2]), status, reason)
     except (OSError, InputError) as error:
-        sys.exit(f"the attempt in {sys.argv[1]} cannot be finished: {error}")
+        sys.exit(f"the attempt in {sys.argv[1]} cannot be finished: {error}{kept(Path(sys.argv[1]))}")

@@ -45,6 +45,8 @@ __all__ = ["RECORD", "Listing", "Store", "attempts", "read_listing", "read_recor
 POINT = "point.json"
 ROOM = ".room"
 """File of no worth in the folder of an attempt under way: it keeps room on the disk for the record, and for what comes before it."""
+JOURNAL = "so_far.bin"
+"""What a worker has measured so far (see :mod:`caraml.results.journal`), until there is a record."""
 _MANY = 1000
 """Objects in a record above which it is looked at twice."""
 _AGAIN = "run the suite again: what has a result is not measured twice"
@@ -159,12 +161,12 @@ class Store:
         if found is not None:
             raise _not_ours(self.root, *found)
 
-    def new_attempt(self, point: Point) -> Path:
-        """Make and return the folder of a new attempt at ``point``."""
+    def new_attempt(self, point: Point, files: Callable[[Path], Mapping[str, str]] | None = None) -> Path:
+        """Make and return the folder of a new attempt at ``point``, with ``files`` as in :meth:`claim_attempt`."""
         name = point.folder_name
         while True:
             number = max(attempts(self.points / name), default=0) + 1
-            if (folder := self.claim_attempt(point, name, number)) is not None:
+            if (folder := self.claim_attempt(point, name, number, files)) is not None:
                 return folder
 
     def claim_attempt(self, point: Point, name: str, number: int, files: Callable[[Path], Mapping[str, str]] | None = None) -> Path | None:

@@ -38,7 +38,8 @@ from caraml.system.detect import detect
 from caraml.system.variables import PATIENCE, seconds_asked
 from caraml.worker.measure_record import LoopRecords, say, to_its_end
 from caraml.worker.place import RankPlace, Told, device_in_use, place_of, policy_of, ranks_in_use, results_folder
-from caraml.worker.record import Known, PhaseLog, gathered, rescued, write_readings
+from caraml.worker.record import Known, PhaseLog, gathered, readings_alone, write_readings
+from caraml.worker.so_far import SoFar
 
 _NOTHING = StepOutcome(None, 0.0)
 FEWEST = 2 * FEWEST_STEPS + 1
@@ -76,8 +77,10 @@ class OwnLoop:
         """Seconds since the loop began, and its phases, when the ranks last told each other what they had measured."""
         self._log = PhaseLog(time.monotonic(), lambda phase: None)
         self._records = LoopRecords(point, facts, out, ranks, self._log)
+        self._so_far = SoFar(self._records.begun, ranks.rank, self._log.origin, self._records.told_so_far)
         self._instruments: Instruments | None = None
-        hooks = Hooks(phase=self._log.phase, edge=lambda: self._instruments is None or self._instruments.edge())
+        edge = lambda: self._instruments is None or self._instruments.edge()  # noqa: E731
+        hooks = Hooks(phase=self._log.phase, progress=lambda progress: self._look(), edge=edge)
         self._loop = MeasuringLoop(self._device, ranks, point.measure, hooks)
         self._until_ended = ExitStack()
         self._until_ended.enter_context(on_termination(self._keep_before_killed))
@@ -86,6 +89,8 @@ class OwnLoop:
         self._until_ended.callback(atexit.unregister, self.finish)
         try:
             with self._log.phase("idle"):
+                if ranks.world == 1:
+                    self._records.begin()
                 if place.leads:
                     self._instruments = Instruments(place.gpus, family=place.family)
                 self._device.synchronize()
@@ -132,6 +137,11 @@ class OwnLoop:
             if not self._loop.step_ended(_NOTHING) and self._ranks.world > 1:
                 self._closed = self._gathered(last=False)
             return not self._loop.done
+
+    def _look(self) -> None:
+        """At looks of the loop: put away what was measured. Of several ranks each leaves what it has where it is asked to end."""
+        if self._ranks.world == 1:
+            self._so_far.look(self._loop, self._instruments)
 
     def finish(self, error: BaseException | None) -> None:
         """Close what is open and write the record. Collective, unless the loop failed. A generator around the block has not failed where it
@@ -284,13 +294,14 @@ class OwnLoop:
         with self._records.to_record(point, alone=alone) as folder:
             if folder is None:
                 return
-            files = rescued(folder, ranks.rank, None, None if ranks.rank else self._instruments, self._records.zero)
+            files = readings_alone(folder, None if ranks.rank else self._instruments, self._records.zero)
             known = self._records.known(folder, point, files, *self._told)
             self._write(everyone, known, missing)
             self._records.early = known.folder
             ranks.keep(known.folder)
 
     def _write(self, everyone: list[RankSummary], known: Known, missing: dict[str, JsonValue]) -> None:
+        self._so_far.close()
         self._records.write(everyone, known, missing, reported=self._peaks()[0] is not None)
 
     def _fail(self, status: Status, reason: str, *, alone: bool = False) -> None:
@@ -305,7 +316,7 @@ class OwnLoop:
                     return
             with self._records.to_record(self._records.of_batch(1), alone=alone) as folder:
                 if folder is not None:
-                    files = rescued(folder, ranks.rank, self._loop, self._instruments, self._log.origin)
+                    files = self._so_far.as_tables(folder, self._loop, self._instruments)
                     self._records.keep_failure(
                         folder, status, reason if ranks.world == 1 or not alone else f"rank {ranks.rank}: {reason}", files
                     )

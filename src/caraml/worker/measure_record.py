@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -19,10 +20,11 @@ from caraml.base.signals import on_signals
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary
 from caraml.metrics.model import Facts, Metric, Peak, Phase
-from caraml.results.finish import now
-from caraml.results.record import Record, Status
-from caraml.results.store import RECORD, Store, attempts, read_record, write_record
-from caraml.suite.model import NOT_STATED, Point
+from caraml.results.claim import CLAIM, alive, holder, myself, recent
+from caraml.results.finish import MEASURED, finish, now, tidy
+from caraml.results.record import KILLED, Record, Status
+from caraml.results.store import JOURNAL, POINT, RECORD, Store, attempts, read_record, write_record
+from caraml.suite.model import NOT_STATED, OWN_LOOP, Point
 from caraml.system.detect import detect, environment
 from caraml.worker.record import Known, PhaseLog, make_record
 
@@ -52,10 +54,15 @@ class LoopRecords:
         """Folder of a record that was written before the block ended."""
         self._made: Path | None = None
         """The attempt that this rank made, whether or not its record is written yet."""
+        self._making = threading.RLock()
+        self._killed: Record | None = None
+        """What is left of the loop if it is killed outright, besides what it has put away."""
         self._point, self._facts, self._ranks, self.out, self._log = point, facts, ranks, out, log
         self._started_at = now()
         self.told = ""
         """What was said last of the record: nothing is said twice in a row."""
+        if not ranks.rank:
+            record_killed(out)
         next_attempt = max(attempts(out / "points" / point.folder_name), default=0) + 1
         self.zero, self._next_attempt = ranks.gather([log.origin, next_attempt])[0]
         """Rank 0's zero of the record's times, and the attempt's number if no other loop of this name takes it meanwhile."""
@@ -135,13 +142,31 @@ class LoopRecords:
 
     def new_attempt(self, point: Point) -> Path:
         """A folder for the record of this loop, where there is room: the one that was made for it before, if it was not written then."""
-        if self._made is None:
-            try:
-                self._made = Store(self.out).new_attempt(point)
-            except OSError as error:
-                self._move(error)
-                self._made = Store(self.out).new_attempt(point)
-        return self._made
+        with self._making:
+            if self._made is None or not self._made.is_dir():  # somebody has removed it
+                try:
+                    self._made = Store(self.out).new_attempt(point)
+                except OSError as error:
+                    self._move(error)
+                    self._made = Store(self.out).new_attempt(point)
+            return self._made
+
+    def begin(self) -> None:
+        """Look up what a record says of a loop that is killed outright, before it is measured."""
+        self._killed = self._failure("failed", f"{KILLED}SIGKILL, or lost with its node", {})
+
+    def begun(self) -> Path:
+        """The attempt's folder, made while the loop is measured. Raises ``OSError`` where it cannot be, which the loop's end sees to."""
+        with self._making:
+            if self._made is None:
+                assert self._killed is not None
+                point, files = self._killed.point, {f"{CLAIM}1": str(myself()), MEASURED: self._killed.model_dump_json()}
+                self._made = Store(self.out).new_attempt(point, lambda _: {POINT: point.model_dump_json(indent=1), **files})
+            return self._made
+
+    def told_so_far(self) -> dict[str, JsonValue]:
+        """What a record says of a loop that has left no word."""
+        return {"started_at": self._started_at, "phases": [phase.model_dump() for phase in self._log.so_far]}
 
     def _move(self, error: OSError) -> None:
         """Give up the folder of the results for a temporary one: its disk is full, or it is gone, and nothing measured is to be lost."""
@@ -152,11 +177,14 @@ class LoopRecords:
 
     def keep_failure(self, folder: Path, status: Status, reason: str, files: dict[str, str]) -> None:
         """Write the record of a loop that failed into an attempt's ``folder``, with ``files`` of what was measured before."""
+        self._keep(self._failure(status, reason, files).model_copy(update={"attempt": int(folder.name)}), folder)
+
+    def _failure(self, status: Status, reason: str, files: dict[str, str]) -> Record:
         surroundings, point = environment(), self.of_batch(1)
         missing = {**_table(surroundings.get("missing")), **self._missing(), "point.global_batch": "the loop was not measured to its end"}
-        record = Record(
+        return Record(
             key=point.key,
-            attempt=int(folder.name),
+            attempt=1,
             point=point,
             status=status,
             reason=reason,
@@ -167,7 +195,6 @@ class LoopRecords:
             environment={**surroundings, "missing": missing},
             files=files,
         )
-        self._keep(record, folder)
 
     def _missing(self) -> dict[str, JsonValue]:
         """What nobody said about the point, each with the reason."""
@@ -183,6 +210,7 @@ class LoopRecords:
 
     def _keep(self, record: Record, folder: Path) -> None:
         write_record(folder, record)
+        tidy(folder)
         self.record = record
         reason, rate = record.reason, record.metrics.get("throughput")
         if rate is not None and rate.value is not None:
@@ -191,6 +219,20 @@ class LoopRecords:
         told, self.told = self.told, f"caraml: {record.point.benchmark}: {record.status}: {reason}; {folder / 'record.json'}"
         if self.told != told:
             say(self.told)
+
+
+def record_killed(out: Path) -> None:
+    """Write the records of earlier loops that were killed outright, of what they had put away: nobody else looks after them."""
+    for journal in (out / "points").glob(f"{OWN_LOOP}-*/*/{JOURNAL}"):
+        attempt = journal.parent
+        if (attempt / RECORD).exists():
+            continue
+        owner = holder(attempt)[1]
+        if owner is not None and (alive(owner, out) if owner.place == myself().place else recent(attempt, out)):
+            continue
+        with suppress(OSError, InputError):  # of a store that cannot be written
+            finish(attempt, 1, "failed", f"{KILLED}SIGKILL, or lost with its node")
+            say(f"caraml: an earlier loop was killed in its window, and has its record now: {attempt / RECORD}")
 
 
 @contextmanager

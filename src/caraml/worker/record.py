@@ -22,7 +22,6 @@ from caraml.base.errors import InputError
 from caraml.base.format import count
 from caraml.engine.control import judge, seen
 from caraml.engine.instruments import Instruments, Nodes, on_clock, put_together
-from caraml.engine.loop import MeasuringLoop
 from caraml.engine.precision import ARITHMETIC
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepTable
@@ -33,6 +32,7 @@ from caraml.metrics.window import at_mean_items, derive, limit_flags
 from caraml.power.model import HEADLINES
 from caraml.power.store import ROW
 from caraml.results.claim import start_time
+from caraml.results.journal import STEP_COLUMNS
 from caraml.results.record import Fingerprint, Record
 from caraml.results.rows import write_table
 from caraml.suite.model import Point, Precision
@@ -43,8 +43,6 @@ from caraml.system.model import System, same_model
 FINGERPRINT_STEP = 4
 """Whose loss is the fingerprint: three updates stand in it, and every point has at least as many steps."""
 
-_STEP_COLUMNS = ("step", "rank", "phase", "start", "seconds", "data_wait", "loss", "epoch", "batch")
-"""Of the table of steps; ``epoch`` counts from 1, ``batch`` within it from 0, both null where the data has no end."""
 _MOST_NAMED = 20
 
 
@@ -138,18 +136,13 @@ def write_readings(
     return files
 
 
-def rescued(folder: Path, rank: int, loop: MeasuringLoop | None, instruments: Instruments | None, origin: float) -> dict[str, str]:
-    """Write what one rank measured, the steps of its loop and the readings of its sensors, as far as they can be written: why not, of the
-    one that failed or is in haste, is not to be told. Losses are left on the device. Returns the files' names, by kind."""
-    files: dict[str, str] = {}
-    with suppress(Exception):
-        if loop is not None and (rows := loop.so_far()):
-            told = ((at, rank, row.phase, row.start - origin, row.seconds, row.data_wait, None, None, None) for at, row in enumerate(rows))
-            files["steps"] = write_table(folder, "steps", _STEP_COLUMNS, told)
+def readings_alone(folder: Path, instruments: Instruments | None, origin: float) -> dict[str, str]:
+    """Write the readings of one rank's sensors, as far as they can be: why not, of one that is in haste, is not to be told. The file's
+    name."""
     with suppress(Exception):
         if instruments is not None and instruments.meter.channels:
-            files["power"] = write_table(folder, "power", ROW, instruments.meter.rows(origin))
-    return files
+            return {"power": write_table(folder, "power", ROW, instruments.meter.rows(origin))}
+    return {}
 
 
 def make_record(ranks: list[RankSummary], known: Known, *, table: bool = True) -> Record:
@@ -172,7 +165,7 @@ def make_record(ranks: list[RankSummary], known: Known, *, table: bool = True) -
     surroundings["affinity"] = [rank.affinity for rank in ranks]
     surroundings["throttled"] = nodes.throttled
     lost = not np.isfinite(measured.losses).all()
-    steps = {"steps": write_table(known.folder, "steps", _STEP_COLUMNS, _step_rows(ranks, known))} if table else {}
+    steps = {"steps": write_table(known.folder, "steps", STEP_COLUMNS, _step_rows(ranks, known))} if table else {}
     return Record(
         key=point.key,
         attempt=int(known.folder.name),

@@ -34,13 +34,14 @@ from caraml.engine.watchdog import Watchdog
 from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Peak, own_definitions, steps_per_epoch, unknown
 from caraml.metrics.run import TO_THE_END
 from caraml.metrics.window import bandwidth_of, peak_of
-from caraml.results.finish import NOT_DONE, Failure, note_failure, now, put_away, reason_of, without_room, write_as_it_fits
+from caraml.results.finish import MEASURED, NOT_DONE, Failure, note_failure, now, put_away, reason_of, without_room, write_as_it_fits
 from caraml.results.record import Profile, Record, Status
 from caraml.results.status import ProgressWriter
 from caraml.suite.model import Point
 from caraml.system import affinity
 from caraml.system.detect import own_checkout
-from caraml.worker.record import Known, PhaseLog, gathered, make_record, process_start, rescued, write_readings
+from caraml.worker.record import Known, PhaseLog, gathered, make_record, process_start, write_readings
+from caraml.worker.so_far import SoFar
 from caraml.workloads import load_workload, software_of
 from caraml.workloads.base import BuildContext, Task, checked
 
@@ -58,6 +59,7 @@ class Worker:
         self.rank = int(os.environ.get("RANK", "0"))
         self._progress = ProgressWriter(folder, self.origin) if self.rank == 0 else None
         self.log = PhaseLog(self.origin, self._say)
+        self._so_far = SoFar(lambda: folder, self.rank, self.origin, self._told)
         self._instruments: Instruments | None = None
         self._hurried = False
         self._own_device: Any = None
@@ -251,6 +253,10 @@ class Worker:
         """The job is about to be ended: measure no longer than it takes to say anything."""
         self._hurried = True
 
+    def _told(self) -> dict[str, Any]:
+        """What a record says of a worker that has left no word."""
+        return {"started_at": self.started_at, "phases": [phase.model_dump() for phase in self.log.so_far]}
+
     def _say(self, phase: str) -> None:
         if self._progress is not None:
             self._progress.write(phase)
@@ -258,6 +264,8 @@ class Worker:
     def _show(self, progress: Progress) -> None:
         if self._progress is None:
             return
+        if self._measuring is not None:
+            self._so_far.look(self._measuring, self._instruments)
         interval, items = progress.step_time, self.point.global_batch * self._known.facts.items_per_sample
         finite = interval is not None and np.isfinite(interval.relative)
         self._progress.write(
@@ -280,10 +288,10 @@ class Worker:
         return note_failure(self.folder, Failure.model_validate({"status": status, "reason": reason, **told}))
 
     def rescue(self) -> None:
-        """Write what this rank measured before a failure, or a signal, or both at once."""
+        """Put away what was measured before a failure, or a signal, or both at once: that of rank 0."""
         with self._rescuing:
-            if not self.measured:
-                rescued(self.folder, self.rank, self._measuring, self._instruments, self.origin)
+            if self.rank == 0 and not self.measured:
+                self._so_far.rest(self._measuring, self._instruments)
             self.measured = True
 
     # -- after the window ----------------------------------------------------------------------------------------------
@@ -305,6 +313,7 @@ class Worker:
             with self._rescuing:
                 self._put_away(everyone, validates=self.point.mode == "train", saves=task.save_to is not None)
                 self.measured = True
+                self._so_far.close(measured=(self.folder / MEASURED).exists())
         return everyone, (began, time.monotonic())
 
     def _put_away(self, everyone: list[RankSummary], *, validates: bool = False, saves: bool = False) -> None:

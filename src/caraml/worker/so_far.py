@@ -1,0 +1,112 @@
+"""Puts away what a rank has measured so far, while it measures and before it is ended: see :mod:`caraml.results.journal`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from caraml.base.files import flush, write_at
+from caraml.engine.instruments import Instruments
+from caraml.engine.loop import MeasuringLoop
+from caraml.engine.steps import PHASES, StepTable
+from caraml.results.journal import block, tables
+from caraml.results.store import JOURNAL
+
+_EVERY, _SHARE, _LONGEST = 2.0, 0.02, 120.0
+"""Seconds from one time to the next, at least; the share of the time so far, of which no more is lost; and seconds at most."""
+_WAIT = 3.0
+"""Seconds to wait for a disk that does not take what came before: who asks a process to end ends it after five."""
+
+
+class SoFar:
+    """What one rank has measured so far, in the journal of its attempt's folder.
+
+    The loop's own thread only copies what is new; another writes it, so that no step waits for a disk. Of a disk that is slow, full or gone
+    the loop does not hear: what was not written is tried again with what comes next.
+    """
+
+    def __init__(self, place: Callable[[], Path], rank: int, origin: float, told: Callable[[], dict[str, Any]]) -> None:
+        """``place`` gives the attempt's folder, ``origin`` is the zero of the times of its record, of which ``told`` says what else is
+        known."""
+        self._place, self._rank, self._origin, self._told = place, rank, origin, told
+        self._began = self._due = time.monotonic()
+        self._idle, self._over = threading.Lock(), False
+        """Held while anything is written, and from the last time on."""
+        self._size, self._steps, self._readings = 0, 0, dict[str, tuple[int, int]]()
+        """What is written: bytes, steps, and of every channel the good and the failed readings."""
+        self._folder: Path | None = None
+
+    def look(self, loop: MeasuringLoop, instruments: Instruments | None) -> None:
+        """Put away what is new, now and then; called at the loop's looks."""
+        now = time.monotonic()
+        if now < self._due or not self._idle.acquire(blocking=False):
+            return
+        self._due = now + min(max(_EVERY, _SHARE * (now - self._began)), _LONGEST)
+        try:
+            threading.Thread(target=self._write_aside, args=(loop.so_far(self._steps), instruments), name="so far", daemon=True).start()
+        except RuntimeError:  # the limit of memory leaves no room for its stack
+            self._idle.release()
+
+    def rest(self, loop: MeasuringLoop | None, instruments: Instruments | None, folder: Path | None = None) -> None:
+        """Put away all that is new, for the last time, or all in another folder than before. That takes a moment, also after a day."""
+        if self.close():
+            if folder is not None and folder != self._folder:
+                self._size, self._steps, self._readings, self._place = 0, 0, {}, lambda: folder
+            with suppress(Exception):  # whoever fails or is in haste has to end in any case
+                self._write(loop.so_far(self._steps) if loop is not None else StepTable(), instruments, whole=True)
+
+    def as_tables(self, folder: Path, loop: MeasuringLoop, instruments: Instruments | None) -> dict[str, str]:
+        """Put away all that is new, and make tables of all in an attempt's folder; the files' names, by kind. What fails is left out."""
+        self.rest(loop, instruments, folder)
+        with suppress(Exception):
+            return tables(folder)
+        return {}
+
+    def close(self, *, measured: bool = False) -> bool:
+        """Put away nothing more; what was makes room for tables where all was ``measured``. False where it was closed before, and where a
+        disk does not take what came before."""
+        if self._over or not self._idle.acquire(timeout=_WAIT):
+            return False
+        self._over = True
+        if measured and self._folder is not None:
+            with suppress(OSError):
+                (self._folder / JOURNAL).unlink()
+        return True
+
+    def _write_aside(self, steps: StepTable, instruments: Instruments | None) -> None:
+        try:
+            with suppress(OSError):
+                self._write(steps, instruments)
+        finally:
+            self._idle.release()
+
+    def _write(self, steps: StepTable, instruments: Instruments | None, *, whole: bool = False) -> None:
+        readings = dict(self._readings)
+        content = b"".join(self._blocks(steps, instruments, readings, whole))
+        self._folder = self._place()
+        write_at(self._folder / JOURNAL, self._size, content)
+        flush(self._folder / JOURNAL)
+        self._size, self._steps, self._readings = self._size + len(content), self._steps + len(steps), readings
+
+    def _blocks(
+        self, steps: StepTable, instruments: Instruments | None, readings: dict[str, tuple[int, int]], whole: bool
+    ) -> Iterator[bytes]:
+        yield block(**self._told(), whole=whole)
+        of = {"origin": self._origin}
+        if len(steps):
+            named = {"phase": "phases", "start": "starts", "seconds": "seconds", "data_wait": "data_waits"}
+            columns = steps.columns()
+            numbers = {name: columns[column] for name, column in named.items()}
+            yield block(numbers, table="steps", same={"rank": self._rank}, names={"phase": PHASES}, **of)
+        for channel, kind, column in instruments.meter.store.since(readings) if instruments is not None else ():
+            same = {"channel": channel, "kind": kind}
+            if column.value:
+                yield block({"t_before": column.before, "t_after": column.after, "value": column.value}, table="power", same=same, **of)
+            if column.failed:
+                yield block({"t_before": column.failed, "t_after": column.failed}, table="power", same=same, **of)
+            good, failed = readings.get(channel, (0, 0))
+            readings[channel] = good + len(column.value), failed + len(column.failed)
