@@ -130,23 +130,23 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_975,
     "base": 3_077,
-    "campaign": 1_688,
+    "campaign": 1_694,
     "cli": 1_621,
     "data": 781,
-    "engine": 5_135,
+    "engine": 5_165,
     "launch": 1_890,
     "metrics": 1_019,
-    "power": 4_955,
+    "power": 4_962,
     "reference": 515,
     "report": 4_865,
-    "results": 3_269,
+    "results": 3_412,
     "suite": 2_726,
     "system": 3_586,
     "verify": 1_061,
-    "worker": 2_608,
+    "worker": 2_775,
     "workloads": 8_334,
 }
-FILES = 193
+FILES = 195
 
 
 def test_no_room_outgrows_its_lines() -> None:
