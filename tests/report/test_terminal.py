@@ -90,6 +90,13 @@ def test_a_meter_of_the_whole_node_alone_is_shown_and_said_to_be_that() -> None:
     assert all(word in text for word in cell.text.replace(",", "").split())
 
 
+def test_a_reason_with_a_path_longer_than_a_line_is_whole() -> None:
+    """The end of the path was cut off, and with it which file it was."""
+    path = f"/p/scratch/{'x' * 90}/file-7"
+    text = text_of(results_table([broken_record(make_point(), "failed", f"not found: {path}")]), 80)
+    assert path in "".join(line.strip() for line in text.splitlines())
+
+
 @pytest.mark.parametrize(("skipped", "rows"), [(3, 4), (12, 1)])
 def test_many_skipped_points_do_not_hide_those_that_ran(skipped: int, rows: int) -> None:
     left_out = [broken_record(make_point(nodes=2, global_batch=2**k), "skipped", f"needs {2**k} nodes") for k in range(skipped)]

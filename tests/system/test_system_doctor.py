@@ -120,6 +120,14 @@ def test_doctor_without_a_library_or_a_tool() -> None:
     assert "need none" in doctor._tools("t", ("no-such-command",)).found
 
 
+def test_docker_is_no_runtime_that_points_run_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("docker", "podman"):
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert {check.name: check.found for check in machine_checks(tmp_path)}["container runtime"] == "podman"
+
+
 def test_the_formats_that_a_cpu_computes_with(monkeypatch: pytest.MonkeyPatch) -> None:
     def said(*isa: str) -> list[str]:
         cpu = detect().cpu.model_copy(update={"isa": isa})

@@ -200,9 +200,9 @@ def test_figures_are_in_the_units_that_rates_are_compared_in(tmp_path: Path) -> 
     """800 TFLOP/s were taken for 800 FLOP/s, and a peak of nothing for one."""
     path = tmp_path / "ours.toml"
     for old, new, words in (
-        ('800e12\nunit = "FLOP', '800\nunit = "TFLOP', r'13: peak.bf16.unit: found "TFLOP/s", expected "FLOP/s", and the value in'),
+        ('800e12\nunit = "FLOP', '800\nunit = "TFLOP', r'15: peak.bf16.unit: found "TFLOP/s", expected "FLOP/s", and the value in FLOP/s$'),
         ('2e12, unit = "B', '2, unit = "TB', r'4: memory_bandwidth.unit: found "TB/s", expected "B/s", and the value in B/s$'),
-        ("800e12", "0", r"12: peak.bf16.value: found 0, expected a number above 0$"),
+        ("800e12", "0", r"14: peak.bf16.value: found 0, expected greater than 0$"),
     ):
         path.write_text(OWN.replace(old, new))
         with pytest.raises(InputError, match=words):
