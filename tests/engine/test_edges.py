@@ -309,7 +309,7 @@ def test_a_run_ends_on_every_node_when_it_has_ended_on_all() -> None:
     def work(ranks: ThreadRanks) -> dict[str, tuple[float, float]]:
         asked: dict[str, tuple[float, float]] = {}
 
-        def summary(begin: float, end: float, spans: dict[str, tuple[float, float]]) -> NodeSummary:
+        def summary(begin: float, end: float, spans: dict[str, tuple[float, float]], busy: bool) -> NodeSummary:
             asked.update(spans)
             return NodeSummary.unread("none")
 

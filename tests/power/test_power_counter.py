@@ -128,6 +128,22 @@ def test_one_value_of_power_beyond_all_measure_is_none(edge: float) -> None:
     assert found.mean_va == pytest.approx(250) and found.peak_va == pytest.approx(250) and found.missed > 0
 
 
+def test_zero_watts_of_what_is_on_are_no_reading() -> None:
+    """Some drivers answer so where they cannot read: half the energy was valid, and all of it 0 J; an outlet may be off."""
+    sensor = channel("power_instant")
+    now_and_then = changed(regular(sensor), lambda t, v: 0.0 if int(10 * t) % 7 == 3 else v)
+    found = domain_energy([ChannelReadings(sensor, now_and_then)], *WINDOW)
+    assert found.energy_j == pytest.approx(2500) and found.flags == [] and found.missed > 10
+    half, none = (changed(regular(sensor), lambda t, v, since=since: 0.0 if t > since else v) for since in (14.0, -1.0))
+    for series, share in ((half, 0.4), (none, 0.0)):
+        found = domain_energy([ChannelReadings(sensor, series)], *WINDOW)
+        assert found.energy_j is None and found.coverage == pytest.approx(share, abs=0.02) and "it showed 0 W" in (found.reason or "")
+    outlet = channel("power_instant", boundary="node_ac")
+    assert domain_energy([ChannelReadings(outlet, none)], *WINDOW).energy_j == 0
+    beside = [ChannelReadings(channel("energy"), regular(channel("energy"))), ChannelReadings(sensor, half)]
+    assert domain_energy(beside, *WINDOW).flags == [], "the counter is right"
+
+
 @pytest.mark.parametrize("high", [lambda t: t > 14, lambda t: t % 1 < 0.05 or 17 < t < 18], ids=["lasts", "mostly single readings"])
 def test_a_power_that_stays_beyond_the_limit_of_its_device_counts(high: Callable[[float], bool]) -> None:
     sensor = channel("power_instant", max_power_w=800.0)

@@ -245,6 +245,27 @@ def test_wrong_input_is_told_before_anything_starts() -> None:
         _ = window.energy
 
 
+@pytest.mark.parametrize(("busy", "least", "most"), [(False, 80.0, 100.0), (True, 0.0, 10.0)])
+def test_a_counter_that_may_be_late_is_read_for_as_long_after_both_ends(busy: bool, least: float, most: float) -> None:
+    """300 W, and none after the window."""
+
+    class Ends(FakeSource):
+        def value(self, channel: Channel, at: float) -> float:
+            return super().value(channel, min(at, self.origin + 4.5))
+
+    source = Ends(Constant(), update_period_s=0.01, kinds=("energy",))
+    source.listed = [dataclasses.replace(channel, lag_s=0.3) for channel in source.listed]
+    with Meter([source], offset=lambda: 0.5) as meter:
+        time.sleep(source.origin + 0.5 - time.monotonic())
+        start = meter.mark()
+        time.sleep(source.origin + 4.5 - time.monotonic())
+        end = meter.mark()
+        (found,) = meter.energy("work", start, end, busy=busy).channels
+    times = meter.store.series("fake:0:energy").t
+    assert all(sum(edge < t < edge + 0.31 for t in times) >= 8 for edge in (start, end))
+    assert found.energy_j == pytest.approx(1200, abs=5) and least <= found.bound_parts["lag"] <= most
+
+
 def test_a_wall_clock_that_is_set_changes_nothing_but_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     source = FakeSource(Constant(), update_period_s=0.01)
     real = time.time

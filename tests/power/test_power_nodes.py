@@ -251,6 +251,18 @@ def test_a_meter_whose_clock_is_ahead_is_not_read(tmp_path: Path, ahead: float, 
         assert [words in reason for reason in meter.reasons] == [True] if words is not None else not meter.reasons
 
 
+def test_a_file_s_times_are_none_in_a_window_in_which_the_clock_was_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows were dated by both clocks, and the power at one time was taken for that at another."""
+    file, real, now = tmp_path / "pdu.csv", time.time, time.time()
+    file.write_text("time,power_w\n" + "".join(f"{now - 60 + 0.1 * step},400.0\n" for step in range(609)))
+    with Meter([f"csv:{file}"]) as meter:
+        start = meter.mark()
+        monkeypatch.setattr(time, "time", lambda: real() - 3)
+        found = meter.energy("w", start, meter.mark())
+    assert found.flags == ["clock_step", "partial_coverage"] and not found.valid
+    assert found.boundaries["node_ac"].energy_j is None and "which was set meanwhile" in (found.reason or "")
+
+
 def test_a_node_whose_clock_is_set_back_meanwhile_reads_no_row_of_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, now = tmp_path / "pdu.csv", time.time()
     file.write_text("time,power_w,apparent_va\n" + "".join(f"{now - 60 + second},400,500\n" for second in range(61)))

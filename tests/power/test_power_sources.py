@@ -189,6 +189,36 @@ def test_a_domain_that_is_listed_but_not_filled_is_left_out(tmp_path: Path) -> N
         RaplSource(tmp_path).open()
 
 
+def test_a_package_that_shows_nothing_beside_one_that_counts_leaves_no_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closed to the user, or at 0: the sum of the others was taken for the energy of all processors."""
+    for number, shown in enumerate((5_000_000, 7_000_000, 0)):
+        trees.rapl_zone(tmp_path, f"intel-rapl:{number}", f"package-{number}", shown)
+    trees.rapl_zone(tmp_path, "intel-rapl:3", "psys", 0)
+    really = os.open
+
+    def refuse(path: Any, flags: int) -> int:
+        if "intel-rapl:1" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return really(path, flags)
+
+    monkeypatch.setattr("caraml.power.sources.files.os.open", refuse)
+    source = RaplSource(tmp_path)
+    channels, values = opened(source)
+    assert [(c.label, values[c.id]) for c in channels.values()] == [("package-0", 5.0), ("package-2", 0.0), ("package-1", None)]
+    source.close()
+    with Meter([RaplSource(tmp_path)]) as meter, meter.window("w") as window:
+        pass
+    (cpu,) = (energy for energy in window.energy.boundaries.values())
+    assert cpu.energy_j is None and not window.energy.valid
+    assert "cpu:package-1: the sensor gave no reading: PermissionError" in (cpu.reason or "") and "fix: sudo chmod" in (cpu.reason or "")
+
+
+def test_a_rapl_range_of_64_bits_makes_no_step_of_kilojoules(tmp_path: Path) -> None:
+    trees.rapl_zone(tmp_path, "intel-rapl:0", "package-0", 5, max_energy_range_uj=2**64 - 1)
+    (found,) = opened(RaplSource(tmp_path))[0].values()
+    assert found.resolution == 1.0 and found.wrap_j == pytest.approx(1.8e13, rel=0.1)
+
+
 def test_rapl_tells_absent_masked_and_closed_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SourceUnavailable, match="does not exist") as absent:
         RaplSource(tmp_path / "none").open()

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
-from sensors import channel, observed
+from sensors import channel, instants, observed, sampled
 
 from caraml.engine.instruments import NodeSummary, put_together
 from caraml.metrics.energy import energies
 from caraml.metrics.model import Window
-from caraml.power.counter import counter_energy
+from caraml.power.counter import LAGS, counter_energy
 from caraml.power.energy import ChannelReadings, window_energy
 from caraml.power.integral import power_energy
 from caraml.power.model import Channel
@@ -296,3 +296,50 @@ def test_a_load_that_is_steady_for_the_sensor_s_resolution_makes_it_no_slower(st
         and found.bound_j is not None
         and found.bound_j < (0.05 if not steps else 0.15) * (found.energy_j or 0)
     )
+
+
+@dataclass(frozen=True)
+class Late:
+    """What a counter shows of a load that it is ``lag`` seconds late for."""
+
+    load: Signal
+    lag: float
+
+    def power(self, t: float) -> float:
+        return self.load.power(t - self.lag)
+
+    def energy(self, t: float) -> float:
+        return self.load.energy(t - self.lag)
+
+
+@pytest.mark.parametrize("lag", [0.0, 0.1, 0.2, 0.3])
+@pytest.mark.parametrize(("load", "limit"), [("constant", 0.05), ("square 1 s", 0.07), ("telegraph", 0.07)])
+@pytest.mark.parametrize("busy", [False, True], ids=["begins and ends with the window", "before it and until its end"])
+def test_the_bound_holds_for_a_counter_that_may_be_late(busy: bool, load: str, limit: float, lag: float) -> None:
+    """Of work that began with the window it missed all that was shown after its end: none of these bounds held. Read as a meter does."""
+    draw, held, wide = random.Random(f"{busy} {load} {lag}"), 0, 0.0
+    for run in range(30):
+        sensor = channel("energy", update_period_s=(0.01, 0.1)[run % 2], lag_s=0.3)
+        start = 20 + 3 * draw.random()
+        end = start + LENGTH
+        work = Work(SIGNALS[load](draw), 5.0 if busy else start, end)
+        tails = [sensor.age_s + 0.3 * k / LAGS for k in range(LAGS + 1)]
+        times = [t for t in instants(start, end, 0.1, draw.random, sensor) if t <= end + sensor.tail_s]
+        times = sorted([*times, *(edge + tail for edge in (start, end) for tail in tails)])
+        seen = sampled(sensor, Late(work, lag), times, draw.random() * sensor.update_period_s)
+        found = counter_energy(seen, sensor, start, end, busy=busy)
+        true = work.energy(end) - work.energy(start)
+        assert found.energy_j is not None and found.bound_j is not None
+        held += abs(found.energy_j - true) <= found.bound_j
+        wide += found.bound_j / true / 30
+    assert held >= 29 and wide < limit
+
+
+def test_what_goes_on_until_the_end_narrows_the_bound_of_a_counter_that_may_be_late() -> None:
+    sensor = channel("energy", update_period_s=0.1, lag_s=0.3)
+    draw, work = random.Random(5), Work(Constant(500.0), 0.0, 40.0)
+    seen = observed(sensor, work, (20.0, 40.0), draw)
+    bounds = [counter_energy(seen, of, 20.0, 40.0, busy=busy).bound_j or 0.0 for of, busy in ((sensor, False), (sensor, True))]
+    prompt = counter_energy(seen, replace(sensor, lag_s=0.0), 20.0, 40.0)
+    assert prompt.bound_j is not None and "lag" not in prompt.parts
+    assert prompt.bound_j < bounds[1] < 0.015 * 10_000 < bounds[0] < 0.03 * 10_000

@@ -157,15 +157,17 @@ class Instruments:
             self.meter.mark()
         return at
 
-    def summary(self, begin: float, end: float, spans: Mapping[str, tuple[float, float]] | None = None) -> NodeSummary:
+    def summary(
+        self, begin: float, end: float, spans: Mapping[str, tuple[float, float]] | None = None, *, busy: bool = False
+    ) -> NodeSummary:
         """What was read between two instants, which the edges enclose; without edges only the sensors know something.
 
-        ``spans`` are further stretches, by name, of which the energy is wanted.
+        ``spans`` are further stretches, by name, of which the energy is wanted. ``busy``: as of ``Meter.energy``.
         """
         opened, closed = self._edges if len(self._edges) == 2 else [(0.0, None, {})] * 2
         apart = closed[0] - opened[0]  # more than the window where a user's loop did something else between its last step and its end
         share = share_of_others(opened[1], closed[1], apart, os.cpu_count() or 1)
-        energy = self.meter.energy("measure", begin, end, self.idle)
+        energy = self.meter.energy("measure", begin, end, self.idle, busy=busy)
         held_back, system = shares(opened[2], closed[2], apart), detect()
         further = {name: self.meter.energy(name, *span) for name, span in (spans or {}).items()}
         return NodeSummary(energy, self.idle, share, held_back, system.identity, system.cpu.model, environment(), further)

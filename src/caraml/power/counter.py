@@ -11,7 +11,7 @@ import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from caraml.power.model import Channel
 from caraml.power.store import ReadingSeries, SeriesEstimate, doubles, interpolate, silent, usable_shift
@@ -30,6 +30,9 @@ WELL_SEEN = 4
 
 MIN_STEPS = 10
 """A window of fewer updates than this is too short for its number to be used."""
+
+UNKNOWN_LAG_S, LAGS = 0.3, 6
+"""Nobody publishes by how much most counters are late: it is taken to be no more than this [s]. So many lags up to it are tried."""
 
 
 @dataclass(slots=True)
@@ -188,13 +191,21 @@ def _longest_repeat(counter: Counter, channel: Channel) -> float:
 
 
 def counter_energy(
-    series: ReadingSeries, channel: Channel, start: float, end: float, power: ReadingSeries | None = None, *, instant: bool = True
+    series: ReadingSeries,
+    channel: Channel,
+    start: float,
+    end: float,
+    power: ReadingSeries | None = None,
+    *,
+    instant: bool = True,
+    busy: bool = False,
 ) -> SeriesEstimate:
     """Energy between ``start`` and ``end`` by counter difference.
 
     ``power`` is the power channel of the same domain, if there is one: it tells how high the load was at the edges, and where it is of the
     instant, also that it did not stop there, so that all readings near an edge together narrow its ``steps``.
-    Parts of the bound: ``steps`` (age of the readings), ``edges`` (interpolation), ``timing`` (length of the calls),
+    ``busy``: what ran did so until ``end``, as it did in the window.
+    Parts of the bound: ``steps`` (age of the readings), ``edges`` (interpolation), ``lag`` (see ``_late``), ``timing`` (length of calls),
     ``resolution``, ``gaps`` (restarts and standstill, at the highest power seen).
     """
     estimate = SeriesEstimate()
@@ -224,7 +235,12 @@ def counter_energy(
         off = _farthest(counter, start, at_start, period, (low_s, high_s)) + _farthest(counter, end, at_end, period, (low_e, high_e))
         if off < estimate.parts["steps"] + estimate.parts["edges"]:
             estimate.parts |= {"steps": off, "edges": 0.0}
-    estimate.peak_w = _peak(counter, channel, start, end)
+    lowest, estimate.peak_w = _power_range(counter, channel, start, end)
+    if channel.lag_s > 0:
+        going_on = busy and lowest is not None and end - start >= MIN_STEPS * channel.lag_s
+        highest = estimate.peak_w or 0.0
+        powers = (lowest or 0.0, highest) if going_on else (0.0, max(highest, high_s, high_e))
+        estimate.parts["lag"] = _late(replace(counter, t=t), (start, end), channel.lag_s + shift, reach, powers, going_on=going_on)
     estimate.coverage = 1.0
     _counter_defects(estimate, counter, channel, (start, end), max(high_s, high_e, estimate.peak_w or 0.0))
     return estimate
@@ -258,15 +274,32 @@ def _half_at(counter: Counter, at: float) -> float:
     return max(counter.half[right - 1], counter.half[right])
 
 
-def _peak(counter: Counter, channel: Channel, start: float, end: float) -> float | None:
-    """Highest mean power over spans of at least five update periods inside the window [W]."""
+def _power_range(counter: Counter, channel: Channel, start: float, end: float) -> tuple[float | None, float | None]:
+    """Lowest and highest mean power over spans of at least five update periods inside the window [W]."""
     inside = [i for i, t in enumerate(counter.t) if start <= t <= end]
     span = max(5 * channel.update_period_s, 1e-3)
-    peak, i = None, 0
+    powers, i = [], 0
     for j in range(1, len(inside)):
         a, b = inside[i], inside[j]
         if counter.t[b] - counter.t[a] >= span:
-            power = (counter.energy[b] - counter.energy[a]) / (counter.t[b] - counter.t[a])
-            peak = power if peak is None else max(peak, power)
+            powers.append((counter.energy[b] - counter.energy[a]) / (counter.t[b] - counter.t[a]))
             i = j
-    return peak
+    return min(powers, default=None), max(powers, default=None)
+
+
+def _late(counter: Counter, window: tuple[float, float], lag: float, reach: float, powers: tuple[float, float], *, going_on: bool) -> float:
+    """How far the energy of ``window`` may be off because the counter, dated back by its age, is late by ``lag`` [s] or less [J].
+
+    What was used in as long before an edge is then shown after it. Of what was ``going_on`` until the end, and where there are no more
+    readings, power lay between ``powers`` [W].
+    """
+    (start, end), t, energy, most = window, counter.t, counter.energy, 0.0
+    around = [[_local_power(counter, None, at + lag * k / LAGS, r) for k in range(LAGS + 1) for r in (reach, lag)] for at in window]
+    near = [(min(low for low, _ in each), max(high for _, high in each)) for each in around]
+    for late in (lag * k / (4 * LAGS) for k in range(1, 4 * LAGS + 1)):
+        seen = 0.0 if going_on else min(late, t[-1] - end)
+        shown = interpolate(t, energy, end + seen) - interpolate(t, energy, end)
+        shown -= interpolate(t, energy, start + late) - interpolate(t, energy, start)
+        between = sum(_interpolation_bound(t, energy, at, *of) for at, of in zip((start + late, end + seen), near, strict=True))
+        most = max(most, *(abs(shown + power * (late - seen)) + between for power in powers))
+    return most

@@ -12,7 +12,7 @@ from itertools import compress, groupby
 
 from caraml.power.counter import MARGIN, counter_energy, max_power
 from caraml.power.integral import power_energy, seen_period
-from caraml.power.model import BLOCKING, BOUNDARIES, SOME, BoundaryEnergy, Channel, ChannelEnergy, WindowEnergy
+from caraml.power.model import BLOCKING, BOUNDARIES, HEADLINES, SOME, BoundaryEnergy, Channel, ChannelEnergy, WindowEnergy
 from caraml.power.source import BUILT_IN
 from caraml.power.store import ReadingSeries, SeriesEstimate
 
@@ -30,6 +30,7 @@ SUMS = ("bound_j", "peak_w", "idle_j", "net_j", "net_bound_j")
 """What else adds up, beside the energy."""
 ALIKE = 1e-3
 """Two counters of a machine's platform that differ by no more than this, relatively, or than their bounds, steps included, may be one."""
+NOTHING = "it showed 0 W"
 ONLY_APPARENT = "the sensor gives apparent power only, which is not what is used"
 
 
@@ -42,14 +43,16 @@ class ChannelReadings:
     missed: int = 0
     error: str | None = None
     interval_s: float = 0.1
+    busy: bool = False
+    """What ran did so until the end of the window, as it did in it."""
 
 
 def domain_energy(views: list[ChannelReadings], start: float, end: float) -> ChannelEnergy:
     """Energy of one domain from all channels that show it: the counter is the result, power the cross-check."""
-    views = [m if m.channel.kind == "energy" else _without_spikes(m, start, end) for m in views]
+    counter = next((m for m in views if m.channel.kind == "energy"), None)
+    views = [m if m is counter else _plausible(m, start, end, alone=counter is None) for m in views]
     apparent = next((m for m in views if m.channel.kind == "apparent_va"), None)
     views = [m for m in views if m is not apparent]
-    counter = next((m for m in views if m.channel.kind == "energy"), None)
     powers = sorted((m for m in views if m.channel.kind != "energy"), key=lambda m: m.channel.kind != "power_instant")
     power = powers[0] if powers else None
     main = counter or power
@@ -59,7 +62,9 @@ def domain_energy(views: list[ChannelReadings], start: float, end: float) -> Cha
     by_power = power_energy(power.series, power.channel, start, end, power.interval_s) if power else None
     instant = power is not None and power.channel.kind == "power_instant"
     beside = power.series if power else None
-    by_counter = counter_energy(counter.series, counter.channel, start, end, beside, instant=instant) if counter else None
+    by_counter = (
+        counter_energy(counter.series, counter.channel, start, end, beside, instant=instant, busy=counter.busy) if counter else None
+    )
     chosen, estimate = main, by_counter or by_power
     assert estimate is not None
     if by_counter and by_power and power and by_power.energy_j is not None:
@@ -97,19 +102,27 @@ def _with_apparent(result: ChannelEnergy, apparent: ChannelReadings, start: floa
     return result
 
 
-def _without_spikes(measured: ChannelReadings, start: float, end: float) -> ChannelReadings:
+def _plausible(measured: ChannelReadings, start: float, end: float, *, alone: bool) -> ChannelReadings:
     """The readings of power without those beyond any plausible power, which count as missed: some drivers and controllers show all ones
-    for a moment. Where one does so in the window for longer than it holds one value, the power is that high, and the limit is wrong."""
+    for a moment. Where one does so in the window for longer than it holds one value, the power is that high, and the limit is wrong.
+    Nor does an accelerator or a processor that is on draw 0 W, as some drivers answer where they cannot read it; an outlet may. A sensor
+    that shows nothing else contradicts the counter beside it, unless it is ``alone``."""
     series, channel = measured.series, measured.channel
     highest = MARGIN * max_power(channel)
     kept = [value <= highest for value in series.value]
     runs = [list(run) for plausible, run in groupby(range(len(kept)), kept.__getitem__) if not plausible]
     held = ((series.t[run[0]], series.t[run[-1]]) for run in runs)
-    if not runs or any(first <= end and last >= start and last - first > seen_period(series, channel) for first, last in held):
+    if any(first <= end and last >= start and last - first > seen_period(series, channel) for first, last in held):
+        kept = [True] * len(kept)
+    nothing = channel.boundary in HEADLINES and 0.0 in series.value and (alone or any(series.value))
+    if nothing:
+        kept = [keep and value != 0 for keep, value in zip(kept, series.value, strict=True)]
+    if all(kept):
         return measured
     plausible = ReadingSeries(*(array("d", compress(column, kept)) for column in (series.t, series.half, series.value)))
     lost = series.count(start, end) - plausible.count(start, end)
-    return replace(measured, series=plausible, missed=measured.missed + lost)
+    error = measured.error or (NOTHING if nothing else None)
+    return replace(measured, series=plausible, missed=measured.missed + lost, error=error)
 
 
 def _beyond_limit(measured: ChannelReadings, start: float, end: float) -> bool:

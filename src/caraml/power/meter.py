@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from caraml.base.errors import InputError
 from caraml.base.processes import node_key
-from caraml.power.counter import patience
+from caraml.power.counter import LAGS, patience
 from caraml.power.energy import ChannelReadings, boundary_energy, window_energy
 from caraml.power.model import Channel, ChannelEnergy, WindowEnergy
 from caraml.power.sampler import STALLED_S, Sampler
 from caraml.power.source import Source, SourceUnavailable, UnknownDeviceError, chosen_sources, create_all, entries, source_names
-from caraml.power.store import ROW, ReadingStore, Row
+from caraml.power.store import ROW, ReadingSeries, ReadingStore, Row
 
 if TYPE_CHECKING:
     import pandas
@@ -223,17 +223,18 @@ class Meter:
         """A context manager, or decorator, that marks its start and end; its ``energy`` is there afterwards."""
         return MeterWindow(self, name, idle)
 
-    def energy(self, name: str, start: float, end: float, idle: WindowEnergy | None = None) -> WindowEnergy:
+    def energy(self, name: str, start: float, end: float, idle: WindowEnergy | None = None, *, busy: bool = False) -> WindowEnergy:
         """Energy between two monotonic instants [s] while the meter ran.
 
         Waits, but not for ever, until readings after ``end`` have come, so that the edges are interpolated. ``idle`` is
-        the energy of a window in which nothing ran; with it the result has idle and net energy beside the gross.
+        the energy of a window in which nothing ran; with it the result has idle and net energy beside the gross. ``busy``: what ran did
+        so until ``end``, as in the window, which narrows the bound of counters that may be late.
         """
         self._await_tail(start, end)
         self.clock.note()
         problems = [s.problem for s in self._samplers if isinstance(s.problem, SourceUnavailable)]
         flags = [*self.clock.flags(start, end), *(problem.kind for problem in problems if problem.kind in ("unreadable", "masked"))]
-        measured = self._measured(start, end)
+        measured = self._measured(start, end, busy, dated="clock_step" not in flags)
         window = window_energy(name, measured, start, end, idle=idle, reasons=self._reasons_in_short(), flags=flags)
         unopened = self._unopened()
         if unopened and not any(channel.boundary in ("device", "module") for channel in window.channels):
@@ -292,17 +293,19 @@ class Meter:
         why = {s.name: str(s.failure).removeprefix(f"{s.name}: ") for s in broken if known[s.name].accelerator}
         return [ChannelEnergy(name, known[name].title, name, "device", hardware=name, reason=reason) for name, reason in why.items()]
 
-    def _measured(self, start: float, end: float) -> list[ChannelReadings]:
-        """Every channel with its readings in the window and some way beyond."""
+    def _measured(self, start: float, end: float, busy: bool, dated: bool) -> list[ChannelReadings]:
+        """Every channel with its readings in the window and some way beyond; none of those that a clock dates which was set."""
         found = []
         for channel in self.channels:
             sampler = self._sampler(channel)
             still = patience(channel) if channel.kind == "energy" else 10 * channel.update_period_s  # so that a standstill is seen whole
-            margin = max(still, 2 * channel.mean_window_s, 4 * sampler.interval, PERIOD_SEEN_S if channel.period_guessed else 0.0)
+            margin = max(still, 2 * max(channel.mean_window_s, channel.lag_s), 4 * sampler.interval, PERIOD_SEEN_S * channel.period_guessed)
             series = self.store.series(channel.id, start - margin, end + margin)
             missed = self.store.missed(channel, start, end)
             error = self.store.last_error(channel.id) or sampler.failure
-            found.append(ChannelReadings(channel, series, missed, error, sampler.interval))
+            if channel.spacing_s and not dated:
+                series, error = ReadingSeries(), "its times are those of the wall clock, which was set meanwhile"
+            found.append(ChannelReadings(channel, series, missed, error, sampler.interval, busy))
         return found
 
     def _await_tail(self, start: float, end: float) -> None:
@@ -313,7 +316,7 @@ class Meter:
 
         def reached(channel: Channel) -> bool:
             newest = self.store.newest(channel.id)
-            return newest is not None and (newest[0] + newest[1]) / 2 - min(channel.age_s, longest) >= end
+            return newest is not None and (newest[0] + newest[1]) / 2 - min(channel.tail_s, longest) >= end
 
         def expected(channel: Channel) -> bool:
             sampler = self._sampler(channel)
@@ -322,16 +325,16 @@ class Meter:
         waiting = [c for c in self.channels if expected(c) and not reached(c)]
         if not waiting:
             return
-        tails = {min(c.age_s, longest) for c in waiting}
+        tails = {min(c.tail_s, longest) for c in waiting}
         for tail in tails:
             self._request(end + tail)
         timeout = max(end + max(tails) - time.monotonic(), 0.0) + TAIL_S
         self.store.wait_until(lambda: all(reached(c) or not expected(c) for c in waiting), timeout)
 
     def _request(self, at: float) -> None:
-        """Have each source read at ``at``, and once more for each different age of its channels' readings."""
+        """Have each source read at ``at``, once more for each different age of its channels' readings, and while they may be late."""
         for sampler in self._samplers:
-            for delay in {0.0, *(channel.age_s for channel in sampler.channels)}:
+            for delay in {0.0, *(channel.age_s + channel.lag_s * k / LAGS for channel in sampler.channels for k in range(LAGS + 1))}:
                 sampler.request(at + delay)
 
     def _sampler(self, channel: Channel) -> Sampler:

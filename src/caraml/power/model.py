@@ -49,7 +49,7 @@ ENERGY_FLAGS: dict[str, str] = {
     "dual_die_parent": "the sensor speaks of both dies of the package",
     "counter_power_mismatch": "the counter and the integral of power differ by more than twice the sum of their bounds, and by more than "
     "10 %, or 45 % where the power sensor takes its values at regular instants of its own, with which a load may repeat",
-    "clock_step": "the wall clock was set while the window was open; nothing is computed from it",
+    "clock_step": "the wall clock was set while the window was open; only the times of a CSV file are from it, which has no energy then",
     "suspended": "the machine was suspended inside the window",
     "estimated": "a model, not a sensor",
     "fake": "made up by a source for demonstrations",
@@ -84,6 +84,8 @@ class Channel:
     """Longest time that the sensor repeats itself before it shows a new value [s]. Readings are up to this old."""
     period_guessed: bool = False
     """Nobody publishes the update period of a power: where readings show that it is longer, that counts."""
+    lag_s: float = 0.0
+    """By how much more than its update period a counter may be late where nobody publishes it [s]."""
     mean_window_s: float = 0.0
     """Time over which a ``power_mean`` averages [s]."""
     spacing_s: float = 0.0
@@ -112,6 +114,11 @@ class Channel:
     def age_s(self) -> float:
         """Expected age of a reading [s]: half an update period, plus half the averaging window."""
         return (self.update_period_s + self.mean_window_s) / 2
+
+    @property
+    def tail_s(self) -> float:
+        """For how long after an instant readings may still tell of it [s]."""
+        return self.age_s + self.lag_s
 
 
 @dataclass(frozen=True, slots=True)

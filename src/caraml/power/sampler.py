@@ -211,7 +211,7 @@ class Sampler:
         return readings
 
 
-_NUMBERS = ("resolution", "update_period_s", "mean_window_s", "spacing_s", "wrap_j", "max_power_w", "duty", "accuracy")
+_NUMBERS = ("resolution", "update_period_s", "lag_s", "mean_window_s", "spacing_s", "wrap_j", "max_power_w", "duty", "accuracy")
 """Numbers of a channel that energies and bounds are made of."""
 
 

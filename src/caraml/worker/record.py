@@ -107,7 +107,7 @@ def gathered(
             spans["aside"] = (aside[0], aside[0] + meanwhile)
         if mine.epochs:
             spans["epochs"] = (mine.epochs[0].begin, mine.epochs[-1].end)
-        mine.node = instruments.summary(mine.begin, mine.begin + longest, spans)
+        mine.node = instruments.summary(mine.begin, mine.begin + longest, spans, busy=True)
         if last:
             instruments.meter.stop()
     return [RankSummary.from_data(data) for data in ranks.gather(mine.to_data())]

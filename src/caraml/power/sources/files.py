@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from caraml.power.counter import UNKNOWN_LAG_S
 from caraml.power.model import SOME, Boundary, Channel, Kind, Reading
 from caraml.power.source import AskedSensors, SourceUnavailable
 from caraml.system.files import APUS, ROCM, Masks, is_processor_graphics, listing, opens, partition_of, read, rocm_devices
@@ -61,19 +62,21 @@ class FileSource(AskedSensors):
         raise NotImplementedError
 
     def open(self) -> None:
-        """Open every sensor that may be read; fail if there is none."""
-        closed: list[Path] = []
+        """Open every sensor; fail if none may be read. One that may not, beside others, has no readings, and leaves no sum without it."""
+        closed: list[SensorFile] = []
         for found in self.find():
             try:
                 descriptor = self._opened[found.channel.id] = os.open(found.path, os.O_RDONLY)
             except PermissionError:
-                closed.append(found.path)
+                closed.append(found)
                 continue
             self.add(found.channel, partial(_first_number, descriptor, found.scale))
         if not self.listed:
             if closed:
-                raise SourceUnavailable(f"{closed[0]} exists, but only root may read it", self.fix, kind="unreadable")
+                raise SourceUnavailable(_refusal(closed[0]), self.fix, kind="unreadable")
             raise SourceUnavailable("; ".join(self.left_out) or self.absence())
+        for found in closed:
+            self.add(found.channel, partial(_refuse, f"{_refusal(found)}; fix: {self.fix}" if self.fix else _refusal(found)))
 
     def absence(self) -> str:
         """The reason if there is nothing."""
@@ -83,12 +86,21 @@ class FileSource(AskedSensors):
         """Leave a channel out that was opened."""
         self.listed.remove(channel)
         del self.questions[channel.id]
-        os.close(self._opened.pop(channel.id))
+        if channel.id in self._opened:
+            os.close(self._opened.pop(channel.id))
 
     def close(self) -> None:
         for descriptor in self._opened.values():
             os.close(descriptor)
         self._opened.clear()
+
+
+def _refusal(found: SensorFile) -> str:
+    return f"{found.path} exists, but only root may read it"
+
+
+def _refuse(why: str) -> float:
+    raise PermissionError(why)
 
 
 def _first_number(descriptor: int, scale: float) -> float:
@@ -175,6 +187,7 @@ class _DrmSource(FileSource):
             hardware=self.vendor.lower(),
             resolution=MICRO,
             update_period_s=0.01,
+            lag_s=UNKNOWN_LAG_S if kind == "energy" else 0.0,
             mean_window_s=window,
             max_power_w=2 * limit if limit else None,
             parent=pci if part else None,
@@ -360,6 +373,7 @@ class CraySource(FileSource):
             hardware={"node": "node", "accel": self._accelerator()}.get(part, "cpu"),
             resolution=1.0,
             update_period_s=CRAY_PERIOD_S,
+            lag_s=UNKNOWN_LAG_S if kind == "energy" else 0.0,
             parent=None if part == "node" else parent,
             flags=("module_scope",) if part == "accel" else (),
             users=(SOME,) if part == "accel" and self.devices is not None and list(self.devices) == [SOME] else (),

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from caraml.power.counter import UNKNOWN_LAG_S
 from caraml.power.model import Boundary, Channel, Kind
 from caraml.power.source import AskedSensors, SensorError, SensorGroup, SourceUnavailable, output_of, select
 from caraml.power.sources.files import DUAL_DIE, MICRO
@@ -28,6 +29,8 @@ NVML_MEAN_WINDOW_S = 1.0
 """Averaging of ``nvmlDeviceGetPowerUsage`` and field 185 on Ampere and newer [s]."""
 FIELD_AVERAGE, FIELD_INSTANT = 185, 186
 SCOPE_GPU, SCOPE_MODULE = 0, 1
+PROMPT = ("NVIDIA H200",)
+"""Models whose counter is not late: that of an H200, measured, shows a step of power within 10 ms beside its update period."""
 PART_TIME = {"A100": 0.25, "H100": 0.25, "NVIDIA H200": 0.25}
 """Share of time that the power sensor observes, by model (Yang et al., SC24, arXiv:2312.02741). An H200, measured,
 has a new value every 100 ms, which shows a step in full after 40 ms and misses most of a load of 50 ms. Of GH200 it is not known."""
@@ -154,7 +157,8 @@ class NvmlSource(_Library):
         if halves:
             self.left_out.append(f"{uuid}: neither the module's power nor the counter is read, as each of the two GPUs shows the module's")
         else:
-            self.try_to_add(channel("energy", module), lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) * MILLI)
+            late = 0.0 if any(model in name for model in PROMPT) else UNKNOWN_LAG_S
+            self.try_to_add(channel("energy", module, lag_s=late), lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) * MILLI)
         scopes: list[tuple[int, Boundary]] = [(SCOPE_GPU, "device"), *([(SCOPE_MODULE, module)] if superchip else [])]
         for scope, boundary in scopes:
             if not self.try_to_add(channel("power_instant", boundary, duty=duty), partial(self._field, handle, FIELD_INSTANT, scope)):
@@ -261,7 +265,7 @@ class AmdSmiSource(_Library):
             "flags": (*flags, "module_scope") if apu else flags,
             "users": (die.id, *die.partners) if die.partners else (),
         }
-        energy = Channel(id=f"amdsmi:{die.id}:energy", kind="energy", resolution=16 * MICRO, **common)
+        energy = Channel(id=f"amdsmi:{die.id}:energy", kind="energy", resolution=16 * MICRO, lag_s=UNKNOWN_LAG_S, **common)
         self.try_to_add(energy, lambda: self._energy(die.handle))
         if self.or_none(lambda: self._power(die.handle)) is not None:
             instant = _number(self.library.amdsmi_get_power_info(die.handle).get("current_socket_power")) is not None

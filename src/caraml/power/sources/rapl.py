@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from caraml.power.counter import DEFAULT_MAX_POWER_W
@@ -22,7 +23,7 @@ UPDATE_PERIOD_S = 0.001
 """RAPL counters are refreshed about every millisecond (Intel SDM vol. 3, section on RAPL interfaces)."""
 RESOLUTION_J = 61e-6
 """Energy unit of most registers, 2^-14 J, where the kernel does not tell."""
-HIGHEST_COUNT = 2**32 - 1
+HIGHEST_COUNT, COARSEST_J = 2**32 - 1, 1.0
 """The registers count this many units, and ``max_energy_range_uj`` is that many (Linux, drivers/powercap/intel_rapl_common.c). The
 platform's unit is 1 J on servers since Sapphire Rapids."""
 LEAST_MAX_POWER_W = 150.0
@@ -37,9 +38,12 @@ class RaplSource(FileSource):
     fix = "sudo chmod -R a+r /sys/class/powercap/intel-rapl*/ (holds until the machine restarts)"
 
     def open(self) -> None:
-        """Find the domains, without those that show exactly 0: the processor lists them but does not fill them."""
+        """Find the domains, without those that show exactly 0: the processor lists them but does not fill them. So may not a whole package
+        beside others that count: it has no number then, and no sum is made without it."""
         super().open()
-        for channel in [c for c in self.listed if self.questions[c.id]() == 0]:
+        empty = {c.id for c in self.listed if self.or_none(self.questions[c.id]) == 0}
+        packages = {c.id for c in self.listed if c.boundary == "cpu" and c.domain == f"cpu:{c.label}" and "-die-" not in c.label}
+        for channel in [c for c in self.listed if c.id in (empty - packages if packages - empty else empty)]:
             self.drop(channel)
         if not self.listed:
             raise SourceUnavailable(f"all RAPL counters below {self.root} show 0: they do not work on this machine")
@@ -80,7 +84,7 @@ class RaplSource(FileSource):
             label=f"{package} {label}" if inner else label,
             domain=f"cpu:{package}:{label}" if inner else f"cpu:{label}",
             hardware="node" if boundary == "node_dc" else "cpu",
-            resolution=wrap / HIGHEST_COUNT if wrap else RESOLUTION_J,
+            resolution=min(wrap / HIGHEST_COUNT, COARSEST_J) if wrap else RESOLUTION_J,
             update_period_s=UPDATE_PERIOD_S,
             wrap_j=wrap,
             # A limit is an average, and short peaks go beyond it; where a board sets none, its register holds thousands of watts.
@@ -105,8 +109,8 @@ class RaplSource(FileSource):
 
     def _equal(self, first: Channel, second: Channel) -> bool:
         """Do the two counters show one value, or does a refresh between the two looks explain the difference?"""
-        one, other = self.questions[first.id], self.questions[second.id]
-        return any(one() == other() for _ in range(3))
+        one, other = (partial(self.or_none, self.questions[channel.id]) for channel in (first, second))
+        return any(one() == other() is not None for _ in range(3))
 
 
 def _of_one(first: Channel, second: Channel) -> bool:
