@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+from caraml.launch.script import Recipe
+from caraml.system.model import Site
+from tests.conftest import MakePoint
 
 SOURCE = Path(__file__).parents[2] / "src" / "caraml"
 HELPERS = {"base/files.py", "base/processes.py"}
@@ -159,3 +166,37 @@ def test_modules_are_started_without_what_lies_in_the_current_folder(tmp_path: P
     command = [sys.executable, "-P", "-m", "caraml.engine.start", "json.tool", "--help"]
     done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True)
     assert not (tmp_path / "ran").exists() and done.returncode == 0, done.stderr
+
+
+GROWS = """
+import functools, pathlib, sys
+from caraml.data.store import grow
+
+if __name__ == "__main__":
+    print(grow(pathlib.Path(sys.argv[1]), 12e-9, functools.partial(max, 4), print))
+"""
+
+
+def test_processes_that_write_data_import_nothing_of_the_current_folder(tmp_path: Path, real_start: None) -> None:
+    """Python starts them so that they would, before what starts them can tell them where else to look."""
+    program, here, marks = tmp_path / "bin" / "program.py", tmp_path / "here", tmp_path / "marks"
+    for folder in (program.parent, here, marks):
+        folder.mkdir()
+    program.write_text(GROWS)
+    for name in ("multiprocessing", "signal", "json"):
+        (here / f"{name}.py").write_text("open('ran', 'w')")
+    done = subprocess.run([sys.executable, str(program), str(marks)], cwd=here, check=False, capture_output=True, text=True)
+    assert not (here / "ran").exists() and done.stdout.endswith("[4, 4, 4]\n"), done.stderr
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
+@pytest.mark.parametrize(("given", "kept"), [("", None), (":", None), ("/a::b:", "/a:{here}/b"), ("/a", "/a")])
+def test_a_blank_place_for_modules_is_not_the_current_folder(
+    given: str, kept: str | None, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``export PYTHONPATH=$MINE:$PYTHONPATH`` leaves one; somebody may have left a ``torch.py`` where `caraml run` was called."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", given)
+    text = Recipe(make_point(), tmp_path / "points" / "x-1" / "1", 1, Site()).text()
+    exported = re.findall("^export PYTHONPATH=(.*)$", text, re.MULTILINE)
+    assert exported == ([] if kept is None else [kept.format(here=tmp_path)])

@@ -80,6 +80,19 @@ def keep_temporary_files_private() -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
 
 
+@contextmanager
+def variables_set(values: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables of the processes started inside, put back afterwards."""
+    before = {name: os.environ[name] for name in values if name in os.environ}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
 class Lock:
     """A lock on a file. The kernel frees it when its holder ends, however that happens."""
 

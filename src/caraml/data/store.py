@@ -30,7 +30,7 @@ from typing import Any
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import DATA_VARIABLE, data_home, flush, write_file, write_new
 from caraml.base.format import count
-from caraml.base.processes import Lock, alone
+from caraml.base.processes import Lock, alone, variables_set
 from caraml.base.signals import die_with_parent
 from caraml.system.affinity import usable_cpus
 
@@ -195,8 +195,11 @@ def grow(marks: Path, gigabytes: float, write: Write, tell: Tell, alike: bool = 
     wanted = gigabytes * 1e9
     if not (marks / "0").exists():
         _write_part(marks, write, 0)
-    with ProcessPoolExecutor(min(usable_cpus(1), _MOST_WRITERS), multiprocessing.get_context("spawn"), die_with_parent) as pool:
+    with (
+        variables_set({"PYTHONSAFEPATH": "1"}),  # or they would import what lies in the current folder, whoever put it there
         # A fork of a process with threads may wait for ever.
+        ProcessPoolExecutor(min(usable_cpus(1), _MOST_WRITERS), multiprocessing.get_context("spawn"), die_with_parent) as pool,
+    ):
         while numbers := _missing(sizes := _sizes(marks), wanted, 1.0 if alike else _CAUTIOUS):
             jobs = [pool.submit(_write_part, marks, write, number) for number in numbers]
             try:

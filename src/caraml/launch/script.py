@@ -295,8 +295,9 @@ def _variables(made: Recipe) -> dict[str, str]:
     """What the script exports; the site's own variables go before every other word."""
     point, site = made.point, made.site
     variables = environment_of(point, made.threads, made.kind)
-    if "PYTHONPATH" in os.environ and not made.away:  # with whole paths: the script changes folder
-        variables["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, os.environ["PYTHONPATH"].split(os.pathsep)))
+    places = [os.path.abspath(place) for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]  # noqa: PTH100
+    if places and not made.away:  # with whole paths: the script changes folder; an empty one would be the current, whoever writes there
+        variables["PYTHONPATH"] = os.pathsep.join(places)
     variables |= {} if made.suite_folder is None else {SUITE_FOLDER: made.suite_folder}
     variables |= _image_variables(made)
     if site.network.interface is not None and point.nodes > 1:

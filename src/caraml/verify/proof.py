@@ -22,7 +22,7 @@ import torch
 from caraml import METHOD_VERSION, __version__
 from caraml.base.files import open_new, write_file
 from caraml.base.format import human, percent
-from caraml.base.processes import NODE
+from caraml.base.processes import NODE, variables_set
 from caraml.campaign import Campaign, Options, Watcher
 from caraml.campaign.machine import DeviceLock, machine_of, refuse_login_node
 from caraml.campaign.runner import run_campaign
@@ -267,7 +267,7 @@ def prove(out: Path, watcher: Watcher, place: Place | None = None, say: Callable
     store.make()
     (out / FILE).unlink(missing_ok=True)
     with _turn(known, out, say):
-        with _environment(_KNOWN):
+        with variables_set(_KNOWN):
             findings = _measured(load_suite(str(HERE / "suite.toml")), _with(known.cpus, _KNOWN), known, store, watcher)
             if known.nodes > 1:
                 findings += over_nodes(known, store, watcher)
@@ -332,7 +332,7 @@ def over_nodes(place: Place, store: Store, watcher: Watcher) -> list[Finding]:
         wide = benchmark.model_copy(update={"nodes": place.nodes, "global_batch": place.nodes * _BATCH})
         one = replace(file, suite=file.suite.model_copy(update={"benchmark": [wide]}))
         variables = {**_KNOWN, POWER_SOURCES: source_of(place.nodes, last_dies=benchmark.name != "nodes")}
-        with _environment(variables):
+        with variables_set(variables):
             there = _with(system, variables)
             findings += _claimed(one, played, store) if place.name == LOCAL else _measured(one, there, place, store, watcher)
     return findings
@@ -358,19 +358,6 @@ def _claimed(file: SuiteFile, run: Callable[[SuiteFile], Iterable[Record]], stor
             found = seen_twice(found, [finding for record in again for finding in claims(record, store)])
         findings += found
     return findings
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Environment variables of the processes started inside, put back afterwards."""
-    before = {name: os.environ[name] for name in values if name in os.environ}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in values.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
 
 
 _LOOK_SECONDS = 0.05
