@@ -23,6 +23,7 @@ from caraml.power.energy import boundary_energy
 from caraml.power.merge import displaced, merge, over_nodes
 from caraml.power.model import Boundary, Channel, ChannelEnergy, Kind, Reading, WindowEnergy
 from caraml.power.source import SourceUnavailable, create
+from caraml.power.sources.board import RedfishSource
 from caraml.power.sources.csvfile import CsvSource
 from tests.fakes.power.sensors import channel
 
@@ -715,3 +716,16 @@ def test_mpirun_inside_a_slurm_job_is_believed_before_slurm() -> None:
     assert (rank(slurm | mpi), world_size(slurm | mpi)) == (7, 8)
     assert job(slurm | mpi) == "5.prterun@1"
     assert rank(slurm) == 0
+
+
+@pytest.mark.parametrize("document", [{"PowerControl": 5}, {"PowerWatts": {"Reading": {}}}, {"ReadingType": "Power", "Reading": []}])
+def test_redfish_answers_of_another_form_are_no_readings(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any]) -> None:
+    """One of them ended the readings of the whole run."""
+    good = {"ReadingType": "Power", "Reading": 5}
+    answers = [good, good, document, good, document]
+    monkeypatch.setattr(RedfishSource, "_ask", lambda *_: answers.pop(0))
+    source = create("redfish:http://127.0.0.1/redfish/v1/Chassis/1/Power")
+    source.open()
+    assert [source.read()[0].value for _ in range(2)] == [None, 5]
+    with pytest.raises(SourceUnavailable, match="does not answer with a power"):
+        source.open()

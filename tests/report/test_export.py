@@ -12,7 +12,7 @@ import pytest
 from campaign_factory import campaign
 from record_factory import UNICODE, broken_record, full_store, make_point, make_record, save, unpack
 
-from caraml.base.chart import standalone
+from caraml.base.chart import Drawing, standalone, text_at
 from caraml.base.errors import InputError
 from caraml.metrics.model import Metric, OwnMetric
 from caraml.report.document import csv_text, figure_sections, markdown, safe_cells, write_figures
@@ -146,3 +146,8 @@ def test_results_without_numbers_have_no_figure(tmp_path: Path) -> None:
     save(store, broken_record(make_point(), "failed", "no GPU"))
     with pytest.raises(InputError, match="no figure"):
         write_figures(store, store.records(), tmp_path / "figures", "svg")
+
+
+def test_a_name_that_looks_like_a_colour_stays_a_name(tmp_path: Path) -> None:
+    drawing = Drawing("t", "s", 10, 10, text_at(0, 0, "var(--own)"))
+    assert ">var(--own)<" in standalone([drawing], "t")

@@ -21,10 +21,16 @@ from caraml.base import limits
 from caraml.base.errors import InputError
 from caraml.base.limits import read_bytes, read_text, tail
 from caraml.base.toml import read_toml
+from caraml.data.store import refuse_unfinished
 from caraml.power.model import ChannelEnergy
+from caraml.results.claim import Runner
 from caraml.results.record import Record
 from caraml.results.store import read_listing, read_record
+from caraml.suite.expression import Formula
+from caraml.suite.jube_script import Element, iterations
 from caraml.suite.load import Suite
+from caraml.suite.model import Placement
+from caraml.suite.placement import ModelShape, misfit
 from caraml.workloads.gpt.tokens import read_index
 from caraml.workloads.weather.samples import read_scales
 from tests.conftest import MakePoint
@@ -254,3 +260,57 @@ def test_pipes_are_no_corpus_and_no_normalization(tmp_path: Path) -> None:
     for read in (read_index, partial(read_scales, names=["wind"])):
         with pytest.raises(InputError, match="not a plain file"):
             read(tmp_path / "pipe")
+
+
+# -- what is read on the way ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["h\0st 1 2", "../../h 1 2", "h 1", "h 1 2 3", "h 1 x"])
+def test_a_claim_that_names_no_runner_is_none(text: str) -> None:
+    assert Runner.parse(text) is None and Runner.parse("host~a~b 12 34\n") == Runner("host~a~b", 12, "34")
+
+
+@pytest.mark.parametrize("text", ["-" * 19_000 + "1", "(" * 5_000 + "1", "1" + "+1" * 9_000])
+def test_a_formula_of_too_much_within_each_other_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="cannot be"):
+        Formula(text).value()
+
+
+def test_iterations_of_thousands_of_digits_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected a whole number"):
+        iterations(tmp_path, [Element("step", 1, {"iterations": "9" * 5_000})])
+
+
+MARKS = {
+    "no JSON": {"plan.json": "{"},
+    "no table": {"plan.json": "[]"},
+    "deep": {"plan.json": "[" * 30_000},
+    "long": {"plan.json": " " * (limits.LINE + 1)},
+    "no size": {"plan.json": "{}", "0": "1"},
+    "a size without end": {"plan.json": '{"gigabytes": 1e308}', "0": "1" + "0" * 400},
+    "no number": {"plan.json": '{"gigabytes": 1}', "0": "x"},
+    "inputs": {"plan.json": '{"gigabytes": 1, "inputs": 5}'},
+}
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_marks_of_a_set_that_are_none_are_refused(name: str, tmp_path: Path) -> None:
+    for file, text in MARKS[name].items():
+        (tmp_path / file).write_text(text)
+    with pytest.raises(InputError, match=r"not the marks of|at most 65,536"):
+        refuse_unfinished(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("plan", ['{"gigabytes": 1e6}', '{"gigabytes": 1e-9}'])
+def test_marks_that_speak_of_very_many_parts_are_read_within_the_limits(plan: str, tmp_path: Path) -> None:
+    for file, text in {"plan.json": plan, "0": "1", "99999999": "1"}.items():
+        (tmp_path / file).write_text(text)
+    taken(lambda: refuse_unfinished(tmp_path, tmp_path)).refused("", "not whole")
+
+
+def test_a_placement_of_very_many_samples_or_devices_is_refused_in_time(make_point: MakePoint) -> None:
+    shape = ModelShape(layers=8, heads=6, vocabulary=640, sequence_length=64, tied_head=False)
+    for changes in ({"devices": 2}, {"nodes": limits.COUNT}):
+        point = make_point(global_batch=limits.COUNT, micro_batch=limits.COUNT, placement=Placement(tp=3), **changes)
+        with limits.limited():
+            assert "does not divide" in str(misfit(point, shape))

@@ -14,8 +14,12 @@ from typer.testing import CliRunner, Result
 from caraml.base.errors import InputError
 from caraml.base.files import TRUSTED_FOLDERS, intruder, make_folder, write_file
 from caraml.cli import app
+from caraml.report.server import ResultsTree, results_below
+from caraml.results.record import Record
+from caraml.results.store import Store, write_record
 from caraml.system.catalogue import list_systems, load_system
 from caraml.system.variables import digest
+from tests.conftest import MakePoint
 from tests.security.users import ATTACKER, VICTIM, as_user, needs_two_users, own_folder
 
 pytestmark = [pytest.mark.processes, needs_two_users]
@@ -240,3 +244,21 @@ def test_systems_that_others_could_have_put_among_one_s_own_are_not_read(shared:
         as_user(VICTIM, lambda: load_system("jedi"))
     monkeypatch.setenv(TRUSTED_FOLDERS, f"{folder.parent}:{folder}")
     assert as_user(VICTIM, lambda: load_system("jedi")).site.software.setup == ("theirs",)
+
+
+def test_a_folder_that_another_user_has_closed_hides_no_results(shared: Path, make_point: MakePoint) -> None:
+    """One such folder in a tree of all users, and nothing of it was shown."""
+    store = Store(shared / "mine")
+    point = make_point()
+    write_record(store.new_attempt(point), Record(key=point.key, attempt=1, point=point, status="ok", started_at="x"))
+    own_folder(shared, "closed", ATTACKER, 0o700)
+    for path in (own_folder(shared, "theirs", ATTACKER, 0o755), shared / "theirs" / "points" / "x-1"):
+        path.mkdir(parents=True, exist_ok=True)
+    (shared / "theirs" / "points" / "x-1").chmod(0o700)
+    tree = ResultsTree(shared)
+
+    def look() -> tuple[int, list[str], list[str]]:
+        return len(list(results_below(shared))), [one.folder for one in tree.campaigns()], tree.faults
+
+    found, folders, faults = as_user(VICTIM, look)
+    assert (found, folders) == (2, ["mine"]) and len(faults) == 1 and "theirs/points/x-1" in faults[0]

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ast
+import io
+import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from caraml.__main__ import main
 from caraml.base.format import printable
 from caraml.cli import app
 from caraml.metrics.model import Metric
+from caraml.power.__main__ import watch
+from caraml.report.progress import LiveTable, LogLines
+from caraml.report.tables import plain_table
 from caraml.results.record import Record
 from caraml.results.store import Listing, Store, write_record
 from tests.conftest import MakePoint
@@ -95,10 +101,6 @@ def test_a_terminal_s_tables_keep_their_own_colours_only(root: Path, monkeypatch
 
 
 def test_a_campaign_s_lines_are_lines(make_point: MakePoint) -> None:
-    import io
-
-    from caraml.report.progress import LogLines
-
     stream = io.StringIO()
     LogLines(stream).started(make_point(benchmark=f"a{EVIL}\nb"), 0, 1)
     assert commands_in(stream.getvalue()) == [] and stream.getvalue().count("\n") == 1
@@ -116,3 +118,22 @@ def test_verbs_print_through_one_place() -> None:
                 name = ast.unparse(node.func)
                 assert name not in ("print", "typer.secho", "sys.stdout.write", "Console"), f"{path}: {name}"
                 assert name != "typer.echo" or path.name == "__init__.py", path
+
+
+@pytest.mark.parametrize("label", ["a[/b]", "a[link=http://elsewhere]b[/link]", "[red]a"])
+def test_nothing_in_a_table_is_read_as_markup(label: str, make_point: MakePoint) -> None:
+    """A bracket in a parameter ended the campaign, or the reason of an imported record was a link."""
+    screen = Console(file=io.StringIO(), force_terminal=True, width=120, color_system="truecolor")
+    table = LiveTable(screen)
+    table.started(make_point(variant=label), 0, 1)
+    screen.print(table._table())
+    screen.print(plain_table([label], [["1"]]))
+    assert isinstance(screen.file, io.StringIO) and screen.file.getvalue().count(label) >= 2
+    assert "\x1b]8" not in screen.file.getvalue()
+
+
+def test_a_meter_s_file_does_not_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    meter = tmp_path / "meter.csv"
+    meter.write_text(f"time,power_w,channel\n{time.time() - 1},300,a\x1b[2Jb\n")
+    assert watch([f"csv:{meter}"], seconds=0.2, every=0.1) == 0
+    assert "meter.csv a\N{REPLACEMENT CHARACTER}[2Jb" in (said := capsys.readouterr().out) and commands_in(said) == []

@@ -195,3 +195,19 @@ def test_a_rank_that_waits_for_one_that_left_is_not_waited_for_long(tmp_path: Pa
     done = subprocess.run([*start, str(script), str(tmp_path / "out")], env=environment, capture_output=True, timeout=120, check=False)
     reason = only(tmp_path / "out").reason or ""
     assert done.returncode and re.search("rank 1: .*rank 1 ended after 20 steps, rank 0 not ended .* s later", reason), reason
+
+
+def test_no_other_process_says_into_which_folder_a_record_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any process of the machine can write into the store of torchrun: one named a folder, and its record was replaced."""
+    ranks, theirs = Pair(10**6), tmp_path / "theirs" / "99"
+    theirs.mkdir(parents=True)
+    (theirs / "record.json").write_text("theirs")
+    monkeypatch.setattr(own_loop, "ranks_in_use", lambda: ranks)
+    monkeypatch.setattr(ranks, "leave", lambda: None)
+    for said in (str(theirs), "99", "x"):
+        ranks._store.set(f"{ranks._key}/kept", said.encode())
+        with caraml.measure("mine", out=tmp_path / "mine", policy=QUICK) as m:
+            while m.step(1):
+                time.sleep(0.005)
+        assert m.record is not None and m.record.status == "ok"
+    assert (theirs / "record.json").read_text() == "theirs" and only(tmp_path / "mine").attempt == 3

@@ -367,7 +367,7 @@ def standalone(drawings: Sequence[Drawing], title: str, legend: Sequence[str] = 
         parts.append(f'{mark}<g fill="var(--ink)">{text_at(across + 38, y + 10, name)}</g>')
         across += long
     height = y + 18 if legend else y
-    body = re.sub(r"var\(--([a-z0-9]+)\)", lambda name: LIGHT[name[1]], "".join(parts))
+    body = re.sub(r"var\(--([a-z0-9]+)\)", lambda name: LIGHT.get(name[1], name[0]), "".join(parts))
     # Papers and vector programs know no colour with a transparent part in its last two digits.
     body = re.sub(r'fill="(#[0-9a-f]{6})([0-9a-f]{2})"', lambda fill: f'fill="{fill[1]}" fill-opacity="{int(fill[2], 16) / 255:.2f}"', body)
     size = f'width="{x:g}" height="{height:g}" viewBox="0 0 {x:g} {height:g}"'

@@ -27,9 +27,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line
 from caraml.base.files import DATA_VARIABLE, data_home, flush, write_file, write_new
 from caraml.base.format import count
+from caraml.base.limits import LINE, read_text
 from caraml.base.processes import Lock, alone, variables_set
 from caraml.base.signals import die_with_parent
 from caraml.system.affinity import usable_cpus
@@ -221,13 +222,16 @@ def refuse_unfinished(marks: Path, out: Path) -> None:
     """Raise ``InputError``, with the command that goes on, where a set is still being written, or was ended before it was whole."""
     if not (marks / _PLAN).is_file() or (marks / _DONE).exists():
         return
-    plan, sizes = json.loads((marks / _PLAN).read_text(encoding="utf-8")), _sizes(marks)
-    missing = len(_missing(sizes, plan["gigabytes"] * 1e9)) if sizes else 1
-    if not missing and "kind" not in plan:  # of an earlier version, which had no last mark
-        return
+    try:
+        plan, sizes = json.loads(read_text(marks / _PLAN, LINE)), _sizes(marks)
+        if "kind" not in plan and sizes and _is_whole(sizes, plan["gigabytes"] * 1e9):  # of an earlier version, which had no last mark
+            return
+        begun_by = command(plan, out)
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:  # it may be anybody's
+        raise InputError(f"{marks}: not the marks of a look-alike data set: {in_a_line(error)}", "draw the set anew") from error
     raise InputError(
         f"{out}: found {count(len(sizes), 'part')} of a look-alike data set that is not whole: it is being written, or its writing ended",
-        f"wait, or go on with it: {command(plan, out)}",
+        f"wait, or go on with it: {begun_by}",
     )
 
 
@@ -243,8 +247,14 @@ def command(plan: Mapping[str, Any], out: Path) -> str:
 
 
 def _sizes(marks: Path) -> dict[int, int]:
-    texts = {int(path.name): path.read_text(encoding="utf-8") for path in marks.iterdir() if path.name.isdecimal()}
+    texts = {int(path.name): read_text(path, LINE) for path in marks.iterdir() if path.name.isdecimal()}
     return {number: int(text or texts[0]) for number, text in texts.items()}  # an earlier version noted the first part's only
+
+
+def _is_whole(sizes: Mapping[int, int], wanted: float) -> bool:
+    """Whether no part is left out, and as many bytes as ``wanted`` are there, within half a part."""
+    number, mean = max(sizes) + 1, sum(sizes.values()) / len(sizes)
+    return len(sizes) == number and wanted - mean * number < mean / 2
 
 
 def _missing(sizes: Mapping[int, int], wanted: float, share: float = 1.0) -> list[int]:

@@ -137,11 +137,11 @@ class Ranks:
         """Whether this rank is the one to record, inside the block, what failed; ``None`` where nobody knows any more."""
         yield self.rank == 0
 
-    def keep(self, folder: Path) -> None:
-        """Tell the others where this rank has written a record that is not the last word."""
+    def keep(self, attempt: int) -> None:
+        """Tell the others of which attempt this rank has written a record that is not the last word."""
 
-    def kept(self) -> Path | None:
-        """Where a rank has written such a record."""
+    def kept(self) -> int | None:
+        """Of which attempt a rank has written such a record."""
         return None
 
     def know_each_other(self) -> None:
@@ -232,14 +232,15 @@ class LooseRanks(Ranks):
             with contextlib.suppress(RuntimeError):
                 self._store.set(told, "")
 
-    def keep(self, folder: Path) -> None:
+    def keep(self, attempt: int) -> None:
         with contextlib.suppress(RuntimeError):
-            self._store.set(f"{self._key}/kept", str(folder))
+            self._store.set(f"{self._key}/kept", str(attempt))
 
-    def kept(self) -> Path | None:
-        with contextlib.suppress(RuntimeError):
+    def kept(self) -> int | None:
+        """A number, and no path: torchrun's store takes what any process of the machine says."""
+        with contextlib.suppress(RuntimeError, ValueError):
             if self._store.check([key := f"{self._key}/kept"]):
-                return Path(self._store.get(key).decode())
+                return int(self._store.get(key))
         return None
 
     def leave(self) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import TextIO
 
 from caraml.base import processes
 from caraml.base.errors import CaramlError, InputError
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.close()  # or the interpreter tries again at its end
         return 128 + signal.SIGPIPE
     except CaramlError as error:
-        print(printable(f"{PROGRAM}: {error}", lines=True), file=sys.stderr)
+        _say(f"{PROGRAM}: {error}", file=sys.stderr)
         return int(error.exit_code)
 
 
@@ -114,6 +115,11 @@ PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
 """The parser of each verb; without one, a command is measured."""
 
 
+def _say(text: str, file: TextIO | None = None) -> None:
+    """Print text, part of which a meter's file or a controller may have: nothing in it commands the terminal."""
+    print(printable(text, lines=True), file=file, flush=True)
+
+
 def _run(given: argparse.Namespace) -> int:
     options = vars(given)
     command = options.pop("command")
@@ -123,12 +129,12 @@ def _run(given: argparse.Namespace) -> int:
 def _sources(given: argparse.Namespace) -> int:
     for line in available_sources():
         state = "ok" if line["readable"] else "closed" if line["found"] else "absent"
-        print(f"{line['name']:10s} {state:7s} {line['title']}")
+        _say(f"{line['name']:10s} {state:7s} {line['title']}")
         if line["reason"]:
-            print(f"{'':19s}{line['reason']}" + (f"\n{'':19s}fix: {line['fix']}" if line["fix"] else ""))
+            _say(f"{'':19s}{line['reason']}" + (f"\n{'':19s}fix: {line['fix']}" if line["fix"] else ""))
         for channel in line["channels"]:
             seen = how_often(channel["measured_period_s"], channel["declared_period_s"])
-            print(f"{'':19s}{channel['boundary']:8s} {channel['kind']:14s} {channel['label']} ({channel['id']}), {seen}")
+            _say(f"{'':19s}{channel['boundary']:8s} {channel['kind']:14s} {channel['label']} ({channel['id']}), {seen}")
     return 0
 
 
@@ -326,7 +332,7 @@ def _report(result: CommandResult, files: list[Path], trouble: str | None) -> No
         lines.append("  these numbers are made up: the source is fake")
     lines += [f"  {trouble}"] if trouble else []
     lines.append(f"  written: {', '.join(str(f) for f in files) or 'nothing'}")
-    print(printable("\n".join(lines), lines=True), file=sys.stderr, flush=True)
+    _say("\n".join(lines), file=sys.stderr)
 
 
 def watch(methods: Sequence[str] | None = None, interval: float = 0.1, seconds: float | None = None, every: float = 1.0) -> int:
@@ -335,7 +341,7 @@ def watch(methods: Sequence[str] | None = None, interval: float = 0.1, seconds: 
     check_methods(methods)
     with Meter(methods or "auto", None, interval) as meter:
         if not meter.channels:
-            print("no power sensor:\n  " + "\n  ".join(meter.reasons), file=sys.stderr)
+            _say("no power sensor:\n  " + "\n  ".join(meter.reasons), file=sys.stderr)
             return 3
         end = None if seconds is None else time.monotonic() + seconds
         try:
@@ -347,7 +353,7 @@ def watch(methods: Sequence[str] | None = None, interval: float = 0.1, seconds: 
                     told = f"{channel.label} [{channel.boundary}] {'-' if power is None else f'{power:.1f} W'}"
                     shown.setdefault((channel.source, channel.domain), told)
                 clock = time.strftime("%H:%M:%S")
-                print(clock + "  " + "  ".join(shown.values()), flush=True)
+                _say(clock + "  " + "  ".join(shown.values()))
         except KeyboardInterrupt:
             pass
     return 0

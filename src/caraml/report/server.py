@@ -98,7 +98,7 @@ class ResultsTree:
             try:
                 suites = store.suites()
                 found += [self._campaign(folder, store, suite) for suite in ([EVERYTHING] if len(suites) != 1 else []) + suites]
-            except InputError as error:
+            except (InputError, OSError) as error:  # some may be of others, who have closed them
                 self.faults.append(str(error).splitlines()[0].replace(f"{self.root}/", ""))
         return found
 
@@ -122,16 +122,21 @@ class ResultsTree:
 
 
 def results_below(folder: Path, deepest: int = DEEPEST) -> Iterator[Path]:
-    """Every results folder: this one, or those below it, in the order of their names. Links are not followed."""
-    points = folder / "points"
-    if points.is_dir() and not points.is_symlink():
-        yield folder
-        return
-    if deepest:
-        with os.scandir(folder) as entries:
-            inside = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."))
-        for name in inside:
-            yield from results_below(folder / name, deepest - 1)
+    """Every results folder: this one, or those below it, in the order of their names. Links are not followed, and folders below it that are
+    closed to this user are left out."""
+    points, inside = folder / "points", list[str]()
+    try:
+        if points.is_dir() and not points.is_symlink():
+            yield folder
+            return
+        if deepest:
+            with os.scandir(folder) as entries:
+                inside = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."))
+    except PermissionError:
+        if deepest == DEEPEST:
+            raise
+    for name in inside:
+        yield from results_below(folder / name, deepest - 1)
 
 
 def raw_path(tree: ResultsTree, folder: str, key: str, name: str) -> Path | None:
@@ -229,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._send(HTTPStatus.OK, content, kind, body, size=size)
         except NotFoundError:
             return self._refuse(HTTPStatus.NOT_FOUND, "nothing here; the terminal shows the address\n", body)
-        except CaramlError as error:
+        except (CaramlError, PermissionError, NotADirectoryError) as error:
             text = str(error).splitlines()[0].replace(f"{self.server.tree.root}/", "")
             return self._refuse(HTTPStatus.UNPROCESSABLE_ENTITY, f"{text}\n", body)
 

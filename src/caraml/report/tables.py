@@ -41,7 +41,7 @@ def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], wh
     """A table in which nothing is cut off. The first ``whole`` columns are never wrapped; cells of :data:`STYLES` stand out."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for index, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=index < whole)
+        table.add_column(Text(printable(column)), overflow="fold", no_wrap=index < whole)
     for row in rows:
         table.add_row(*(Text(printable(cell), style=STYLES.get(cell, "")) if isinstance(cell, str) else cell for cell in row))
     return table

@@ -85,9 +85,9 @@ class Runner:
 
     @classmethod
     def parse(cls, text: str) -> Runner | None:
-        """The runner that a claim names; ``None`` for text that is no claim (a write that a full disk cut short)."""
-        parts = text.split()
-        return cls(parts[0], int(parts[1]), parts[2]) if len(parts) == 3 and re.fullmatch(r"\d{1,10}", parts[1]) else None
+        """The runner that a claim names; ``None`` for text that is no claim (a write that a full disk cut short, or somebody else's)."""
+        found = re.fullmatch(r"([^\s/\0]+)\s+(\d{1,10})\s+(\d{1,20})", text.strip(), re.ASCII)
+        return None if found is None else cls(found[1], int(found[2]), found[3])
 
 
 @lru_cache(maxsize=1)

@@ -106,8 +106,8 @@ class Condition:
             raise InputError(f"condition of {len(text)} characters; the longest allowed is {self.longest}")
         try:
             self._tree = ast.parse(text.strip(), mode="eval").body
-        except (SyntaxError, ValueError, RecursionError) as error:
-            why = error.msg if isinstance(error, SyntaxError) else error  # a condition has one line
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last of thousands of signs before a number
+            why = error.msg if isinstance(error, SyntaxError) else str(error) or "too much within each other"  # a condition has one line
             one_sign = "== to compare, " if re.search(r"(?<![=!<>])=(?!=)", text) else ""
             raise InputError(f"condition {text!r} cannot be read: {why}", f"use {one_sign}{_ALLOWED}") from error
         self._check(self._tree)

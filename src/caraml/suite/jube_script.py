@@ -259,7 +259,7 @@ def iterations(path: Path, steps: list[Element]) -> int:
     """How often each point of the last of these steps runs. Raises ``InputError`` for what is no number above zero."""
     numbers = [(step.line, step.attributes.get("iterations", "1").strip()) for step in steps]
     for line, text in numbers:
-        if not (text.isascii() and text.isdigit() and int(text)):
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
             raise InputError(f"{path}:{line}: iterations = {short(text)}: expected a whole number of 1 or more")
     return math.prod(int(text) for _, text in numbers)
 

@@ -26,6 +26,8 @@ from caraml.system.model import DeviceClass
 
 NEEDED = "needed/"
 """How a path begins that is below the folder of the point that goes first."""
+_MOST_TRIED = 100_000
+"""Devices, and samples of a micro-batch, up to which other divisions of them are looked for."""
 _TAKES = re.compile(rf"(?<![\w.-]){NEEDED}")
 
 
@@ -176,6 +178,8 @@ def _pipeline_reason(point: Point, shape: ModelShape) -> str | None:
 def _by_distance(point: Point) -> Iterator[Point]:
     """Other placements and micro-batches of the same devices, the most alike first."""
     asked, world = point.placement, point.world
+    if world > _MOST_TRIED:
+        return
     divisors = [n for n in range(1, world + 1) if world % n == 0]
     candidates = []
     parts = divisors if asked.cp > 1 else [1]
@@ -200,7 +204,7 @@ def _by_distance(point: Point) -> Iterator[Point]:
 
 def _divisors_near(point: Point) -> list[int]:
     """The micro-batch asked for and those of the batch's divisors that are nearest to it."""
-    divisors = [n for n in range(1, min(point.global_batch, 4 * point.micro_batch) + 1) if point.global_batch % n == 0]
+    divisors = [n for n in range(1, min(point.global_batch, 4 * point.micro_batch, _MOST_TRIED) + 1) if point.global_batch % n == 0]
     near = sorted(divisors, key=lambda n: abs(math.log2(n / point.micro_batch)))[:4]
     return list(dict.fromkeys([point.micro_batch, *near]))
 

@@ -298,7 +298,7 @@ class OwnLoop:
             known = self._records.known(folder, point, files, *self._told)
             self._write(everyone, known, missing)
             self._records.early = known.folder
-            ranks.keep(known.folder)
+            ranks.keep(int(known.folder.name))
 
     def _write(self, everyone: list[RankSummary], known: Known, missing: dict[str, JsonValue]) -> None:
         self._so_far.close()

@@ -129,9 +129,10 @@ class LoopRecords:
 
     def kept(self) -> Path | None:
         """Folder of the record that a rank wrote before the block ended. Where nodes share no disk, what has its name here is older."""
-        kept = self.early or self._ranks.kept()
-        theirs = self.early is None and kept is not None and int(kept.name) < self._next_attempt
-        self.early = kept if kept is not None and kept.is_dir() and not theirs else None
+        if self.early is None and (number := self._ranks.kept()) is not None and number >= self._next_attempt:
+            self.early = self.out / "points" / self._point.folder_name / str(number)
+        if self.early is not None and not self.early.is_dir():
+            self.early = None
         return self.early
 
     def read_kept(self) -> Record | None:

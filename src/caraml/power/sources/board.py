@@ -101,6 +101,8 @@ class RedfishSource(SensorGroup):
 
     name = "redfish"
     min_interval_s = 1.0
+    failures = (*SensorGroup.failures, TypeError, AttributeError, RecursionError)
+    """An answer may be any JSON."""
 
     def open(self) -> None:
         if not self.argument.startswith(("http://", "https://")):
