@@ -256,12 +256,15 @@ def test_recipes_run(recipe: Path, root: Path) -> None:
 
 @pytest.mark.parametrize("script", [*RECIPES, RECIPES[0].parents[1] / "metric.py"], ids=lambda path: path.stem)
 def test_scripts_take_programs_and_loops_of_one_s_own(script: Path, tmp_path: Path) -> None:
-    """A program has no table of steps; a loop of one's own may not state its precision."""
+    """A program has no table of steps; a loop of one's own may not state its precision; an imported row may have no rate."""
     store = Store(tmp_path)
     own = make_record(make_point(workload="own_loop", precision="not stated", params={"name": "mine"}))
     save(store, own.model_copy(update={"environment": {"missing": {"point.precision": "nobody said it"}}}))
     program = make_record(make_point(workload="command", params={"argv": ["true"]}))
     write_record(store.new_attempt(program.point), program)
+    for batch in (8, 16):
+        row = make_record(make_point(global_batch=batch))
+        save(store, row.model_copy(update={"metrics": {"peak_memory": row.metrics["peak_memory"]}, "window": None, "files": {}}))
     done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

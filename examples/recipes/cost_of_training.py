@@ -11,7 +11,10 @@ ITEMS = 1e9
 EUROS_PER_KWH = 0.30
 
 for result in caraml.load(*sys.argv[1:]).where(status="ok"):
-    hours = ITEMS / result.value("throughput") / 3600
+    rate = result.value("throughput")
+    if rate is None:  # as of an imported row without one
+        continue
+    hours = ITEMS / rate / 3600
     line = f"{result.point.label}: 10⁹ {result.record.item}s in {hours:,.1f} h"
     energy = result.metric("energy_per_item")
     if energy.value is None:

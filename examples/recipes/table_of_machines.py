@@ -9,7 +9,7 @@ import sys
 import caraml
 
 results = caraml.load(*sys.argv[1:])
-best = results.sql("SELECT workload, device, max(throughput) AS rate FROM records WHERE status = 'ok' GROUP BY ALL ORDER BY ALL")
+best = results.sql("SELECT workload, device, max(throughput) AS rate FROM records WHERE throughput > 0 GROUP BY ALL ORDER BY ALL")
 devices = sorted({row["device"] for row in best})
 rates = {(row["workload"], row["device"]): row["rate"] for row in best}
 

@@ -105,3 +105,15 @@ def test_sql_sees_the_published_numbers(tmp_path: Path) -> None:
     flags = query(store, "SELECT DISTINCT parameters->>'flags' FROM reference WHERE \"table\" = 'Table 17' ORDER BY 1")[1]
     assert flags == [("-dl_test -nocache",), ("-nocache",), (None,)]
     assert query(store, "SELECT count(*) FROM records JOIN reference USING (workload)")[1] == [(0,)]
+
+
+def test_the_manual_s_comparison_is_what_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its intervals were those of an earlier method."""
+    monkeypatch.setenv("COLUMNS", "140")
+    sides = [f"reference:maelstrom/{table}" for table in (12, 13)]
+    metrics = [word for name in ("epoch_time_mean", "device_energy") for word in ("--metric", name)]
+    said = CliRunner().invoke(app, ["compare", *sides, *metrics], catch_exceptions=False).stdout.splitlines()
+    manual = (Path(__file__).parents[2] / "docs" / "compare.md").read_text(encoding="utf-8")
+    begin = said.index("tweet_rain_classification 1x4 (runs of A: 3, of B: 3)")
+    for line in said[begin : begin + 4]:
+        assert f"    {line.rstrip()}\n" in manual
