@@ -416,9 +416,9 @@ def of_history(so_many: Count) -> Rows:
     yield from _head("nightly results vary by 1 %", *titles)
     for noise in NIGHTS:
         alarms = [f"{false_alarms(noise, nights, so_many(count)):.1%}" for nights, count in ((10, 1000), (50, 400), (200, 200))]
-        waits = np.quantile(nights_until_seen(noise, so_many(100)), [0.5, 0.9], method="higher")
+        waits = np.quantile(nights_until_seen(noise, so_many(40)), [0.5, 0.9], method="higher")
         seen = [f"{one:.0f}" if math.isfinite(one) else "over 60" for one in waits]
-        yield noise, *alarms, f"{alarms_a_year(noise, so_many(10)):.1f}", *seen
+        yield noise, *alarms, f"{alarms_a_year(noise, so_many(4)):.1f}", *seen
 
 
 def of_reverts(so_many: Count) -> Rows:

@@ -93,6 +93,19 @@ def test_a_bad_week_has_two_ends() -> None:
     assert [change.better for change in series.changes] == [False, True]
 
 
+def test_a_week_that_was_slower_stays_when_it_is_over() -> None:
+    """Its two ends counted as slow noise: two weeks later 0 to 12 % of such falls were still shown."""
+    rng = np.random.default_rng(2)
+    rates = 100 * np.exp(0.005 * rng.standard_normal(90))
+    rates[40:47] *= 0.97
+    for end in (47, 54, 61, 75, 90):
+        (series,) = history(nights(rates[:end].tolist()))
+        assert [change.index for change in series.changes[:1]] == [40], end
+        assert [change.index for change in series.changes] == [40, 47][: 1 + (end > 48)], end
+    assert [change.better for change in series.changes] == [False, True]
+    assert verdicts.found_after(10, (14,), 10)[0] >= 0.7
+
+
 def test_for_costs_more_is_worse_and_for_counts_neither() -> None:
     more = [{"energy_per_item": run(1, energy=joules).metrics["energy_per_item"]} for joules in (1, 1.01, 0.99, 1.5, 1.51, 1.5)]
     records = [record.model_copy(update={"metrics": record.metrics | extra}) for record, extra in zip(nights([1.0] * 6), more, strict=True)]

@@ -1,13 +1,14 @@
 """Every attempt over time: per system and work a series, and the points at which its level changed.
 
-Optimal partitioning (Jackson et al. 2005; the optimum that PELT, Killick et al. 2012, finds faster): the segmentation with the least sum of
-squared deviations from the segments' means, in units of the noise, plus a penalty for each change. Three things keep it quiet:
+The segmentation with the largest likelihood, less a penalty for each change. All of them are looked at (segment neighbourhood search, Auger
+and Lawrence 1989). Three things keep it quiet:
 
-* results resemble their neighbours (a warm week, a busy month), so deviations are measured in the noise that means have over weeks, the
-  long-run variance of a first-order autoregression, estimated robustly and drawn towards ``MEMORY`` while results are few;
+* results resemble their neighbours (a warm week, a busy month), so the noise is a first-order autoregression (as in Chakar et al. 2017).
+  How large it is, and how alike neighbours are, is estimated anew with every number of changes: a fall that was taken back is slow noise
+  only where that explains the results as well. Where results are few the correlation is drawn towards ``MEMORY``;
 * repeats of one round resemble each other more than nights do, so they are one result, their mean;
-* single results may be far off for reasons of their own, so every result is first brought to within ``FAR`` deviations of the median of its
-  neighbours. What lasts for fewer results than half of them is therefore no level.
+* single results may be far off for reasons of their own: one farther than ``FAR`` deviations from the median of its neighbours is replaced
+  by that. What lasts for fewer results than half of them is therefore no level.
 
 The newest level needs ``FIRM`` results; one of two is said to be provisional, and one alone is no change. The penalty was found by
 simulation (``bench/analysis/verdicts.py``).
@@ -41,6 +42,10 @@ FEWEST = FIRM + PROVISIONAL
 """Results below which no change can be told from noise."""
 MEMORY, MEMORY_WEIGHT = 0.3, 20
 """Correlation of neighbouring results before any is seen, and how many results that counts for."""
+_MEMORIES = np.array([0.0, 0.2, 0.4, 0.6, 0.75, 0.9])[:, None]
+"""Correlations that are tried."""
+MOST, MORE = 10, 40
+"""Changes that are looked for at most, and after how many results there may be one more."""
 NEIGHBOURS = 2
 """Results on either side whose median tells whether one is far off."""
 FAR = 3.0
@@ -48,8 +53,6 @@ FAR = 3.0
 FAR_NEIGHBOURS, JUMPS = 0.15, 4
 """Share, and number, of the differences of neighbours that may be far beyond the others for another reason than noise. Where more are, they
 are the noise: so it is of results with two levels, most of which are nearly the same."""
-_LAGS = (7, 14)
-"""Distance of results that resemble each other no more; a week, so that weekdays cancel."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,8 @@ def _series(name: str, records: Sequence[Record], metric: str, session: Mapping[
     begins = _rounds(records, session)
     logs = np.array([fmean(math.log(one.value) for one in measured[i:j]) for i, j in pairwise([*begins, len(measured)])])
     # Of one time are the rows of a table, whose order is none in time.
-    indices = [begins[at] for at in change_points(logs, floor) if measured[begins[at]].time > measured[begins[at] - 1].time]
+    changes, sd = _fitted(logs, floor) if len(logs) >= FEWEST else ([], math.inf)
+    indices = [begins[at] for at in changes if measured[begins[at]].time > measured[begins[at] - 1].time]
     edges = [0, *indices, len(measured)]
     found, direction = [], definition_of(metric, records).better
     for before, index, after in zip(edges, indices, edges[2:], strict=False):
@@ -145,7 +149,7 @@ def _series(name: str, records: Sequence[Record], metric: str, session: Mapping[
     newest, last = None, begins.index(edges[-2])
     if note is None and measured[-1].time > measured[begins[-1] - 1].time and len(begins) - last > FIRM:
         off = logs[-1] - float(np.median(logs[last:-1]))
-        newest = math.exp(off) if abs(off) > FAR * _noise(logs, floor)[0] else None
+        newest = math.exp(off) if abs(off) > FAR * sd else None
     unit = records[0].metrics[metric].unit
     return Series(name, metric, unit, direction, tuple(records), measured, tuple(found), note, newest)
 
@@ -174,57 +178,58 @@ def _changed(before: Sequence[Record], after: Sequence[Record]) -> tuple[Differe
 
 
 def penalty(n: int) -> float:
-    """Price of a change in a series of ``n`` results, in squared standard deviations."""
+    """Price of a change in a series of ``n`` results, in twice the logarithm of the likelihood."""
     return 8 + 3.5 * math.log(n) + 100 / n
 
 
 def change_points(series: Sequence[float] | NDArray[np.float64], floor: float = 0.0) -> list[int]:
     """Indices at which a new level begins; empty below ``FEWEST`` values. ``floor``: least standard deviation of the noise."""
     x = np.asarray(series, dtype=np.float64)
-    n = x.size
-    if n < FEWEST:
-        return []
-    sd, long_run = _noise(x, floor)
-    windows = np.sort(np.lib.stride_tricks.sliding_window_view(np.pad(x, NEIGHBOURS, constant_values=np.nan), 2 * NEIGHBOURS + 1))
-    count, row = windows.shape[1] - np.isnan(windows).sum(axis=1), np.arange(n)
-    # Where the window is even, at the ends, there are two medians, and a result may lie between.
-    low, high = windows[row, (count - 1) // 2], windows[row, count // 2]
-    x = np.clip(x, low - FAR * sd, high + FAR * sd)
-    x -= x.mean()
-    sums, squares = np.concatenate([[0.0], np.cumsum(x)]), np.concatenate([[0.0], np.cumsum(x * x)])
-    price, parts = penalty(n), 1 / np.arange(1, n + 1)
-    best, begin = np.full(n + 1, np.inf), np.zeros(n + 1, dtype=int)
-    best[0] = -price
+    return _fitted(x, floor)[0] if x.size >= FEWEST else []
+
+
+def _fitted(x: NDArray[np.float64], floor: float) -> tuple[list[int], float]:
+    """The changes, and the standard deviation of one result about its level."""
+    x, n, least = _within_reach(x, floor), x.size, max(floor**2, 1e-24)
+    new, rest = x[1:] - _MEMORIES * x[:-1], 1 - _MEMORIES**2  # what is new in a result, and its share of the variance
+    sums, squares = (np.pad(np.cumsum(part, axis=1), ((0, 0), (2, 0))) for part in (new, new * new))
+    most = min((n - PROVISIONAL) // FIRM, MOST + n // MORE)
+    best = np.full((len(_MEMORIES), most + 2, n + 1), np.inf)  # by memory, number of levels and results
+    begin = np.zeros(best.shape, dtype=int)
+    best[:, 0, 0] = 0
     for end in range(FIRM, n + 1):
         starts = end - (PROVISIONAL if end == n else FIRM) + 1
-        deviation = squares[end] - squares[:starts] - (sums[end] - sums[:starts]) ** 2 * parts[end - starts : end][::-1]
-        total = best[:starts] + deviation / long_run**2
-        begin[end] = int(total.argmin())
-        best[end] = total[begin[end]] + price
+        longer = np.arange(end - 1, end - 1 - starts, -1)
+        # A level begins with a result that owes nothing to the one before it. Its mean is eliminated in closed form.
+        weighted = rest * x[:starts] + (1 - _MEMORIES) * (sums[:, end : end + 1] - sums[:, 1 : starts + 1])
+        deviation = rest * x[:starts] ** 2 + squares[:, end : end + 1] - squares[:, 1 : starts + 1]
+        deviation -= weighted**2 / (rest + (1 - _MEMORIES) ** 2 * longer)
+        total = best[:, :-1, :starts] + deviation[:, None]
+        begin[:, 1:, end], best[:, 1:, end] = total.argmin(axis=2), total.min(axis=2)
+    square, number = np.maximum(best[:, 1:, n] / n, least), np.arange(most + 1)
+    expected = MEMORY_WEIGHT * np.log(1 - 2 * MEMORY * _MEMORIES + _MEMORIES**2)
+    price = n * np.log(square) - (number + 1) * np.log(rest) + expected + penalty(n) * number
+    memory, changes = np.unravel_index(int(price.argmin()), price.shape)
     found, end = [], n
-    while begin[end] > 0:
-        end = int(begin[end])
+    for levels in range(int(changes) + 1, 1, -1):
+        end = int(begin[memory, levels, end])
         found.append(end)
-    return found[::-1]
+    return found[::-1], math.sqrt(float(square[memory, changes] / rest[memory, 0]))
 
 
-def _noise(x: NDArray[np.float64], floor: float) -> tuple[float, float]:
-    """Standard deviation of one result, and that of a mean of many times the root of their number.
-
-    From differences, which changes of level hardly touch: those of neighbours are smaller than those of results a week apart by as much as
-    neighbours resemble each other.
-    """
-    last = max(min(_LAGS[1], x.size // 2), 2)
-    apart = np.concatenate([x[lag:] - x[:-lag] for lag in range(max(min(_LAGS[0], last // 2 + 1), 1), last + 1)])
+def _within_reach(x: NDArray[np.float64], floor: float) -> NDArray[np.float64]:
+    """The results about their mean, those farther than ``FAR`` deviations from the median of their neighbours replaced by that."""
     usual = max(1 - max(FAR_NEIGHBOURS, JUMPS / (x.size - 1)), 0.5)
-    near, far = _mean_square(np.diff(x), usual), _mean_square(apart)
-    memory = 1 - near / far if far > 0 else 0.0
-    memory = min(max((x.size * memory + MEMORY_WEIGHT * MEMORY) / (x.size + MEMORY_WEIGHT), 0.0), 0.9)
-    square = max(near / 2 / (1 - memory), floor**2, 1e-24)
-    return math.sqrt(square), math.sqrt(square * (1 + memory) / (1 - memory))
+    reach = FAR * max(math.sqrt(_mean_square(np.diff(x), usual) / 2 / (1 - MEMORY)), floor)
+    windows = np.sort(np.lib.stride_tricks.sliding_window_view(np.pad(x, NEIGHBOURS, constant_values=np.nan), 2 * NEIGHBOURS + 1))
+    count, row = windows.shape[1] - np.isnan(windows).sum(axis=1), np.arange(x.size)
+    # Where the window is even, at the ends, there are two medians, and a result may lie between.
+    low, high = windows[row, (count - 1) // 2], windows[row, count // 2]
+    near = np.where(x > high + reach, high, np.where(x < low - reach, low, x))
+    return np.asarray(near - near.mean())
 
 
-def _mean_square(differences: NDArray[np.float64], share: float = 0.5) -> float:
+def _mean_square(differences: NDArray[np.float64], share: float) -> float:
     """Mean square of normal differences, the far ones left out: by their median, or by the quantile at ``share`` if that says more."""
     from scipy.special import ndtri
 
