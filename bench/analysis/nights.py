@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "report"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "analysis"))
 
