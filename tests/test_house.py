@@ -128,7 +128,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_975,
+    "analysis": 3_980,
     "base": 3_090,
     "campaign": 1_694,
     "cli": 1_621,
