@@ -65,6 +65,13 @@ def test_a_row_at_80_columns() -> None:
     assert lines[2].split() == ["fp32", "token/s"]
 
 
+def test_a_small_mfu_is_in_one_line_with_its_mark() -> None:
+    record = make_record()
+    for share, text in ((0.000928, "0.09 % s"), (0.00928, "0.93 % s"), (0.0128, "1.28 % s")):
+        small = record.model_copy(update={"metrics": {**record.metrics, "mfu": Metric(value=share, unit="1")}})
+        assert text in text_of(results_table([small]), 80).splitlines()[1]
+
+
 def test_a_narrow_terminal_has_fewer_columns_and_no_number_in_two_lines(records: list[Record]) -> None:
     lines = text_of(results_table([make_record(flags=["imprecise"])]), 60).splitlines()
     assert lines[:2] == [

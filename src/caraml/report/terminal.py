@@ -160,7 +160,9 @@ def _mfu(record: Record, notes: Footnotes) -> str:
     for name, mark in (("mfu", "s"), ("mfu_measured", "m")):
         value = record.value(name)
         if value is not None:
-            return f"{plain(name, value, '1')} {mark}{_of_limit(record)}"
+            # Of less than one per cent two decimals, as more do not fit into a line of 80 columns.
+            share = f"{100 * value:.2f} %" if 5e-5 <= value < 0.00995 else plain(name, value, "1")
+            return f"{share} {mark}{_of_limit(record)}"
     # That a data sheet is missing is no news where the measured peak is missing too: its reason is the one that can be mended.
     metric = record.metrics.get("mfu_measured") or record.metrics.get("mfu")
     return f"– {notes.mark(f'no MFU: {metric.reason}')}" if metric is not None and metric.reason else "–"
