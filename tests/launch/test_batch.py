@@ -104,6 +104,21 @@ def test_a_step_on_nodes_of_unequal_size_has_the_cpus_of_the_smallest(
     assert f" --cpus-per-task={step} " in (asked := (tmp_path / "asked").read_text()) and asked.endswith(f"OMP {step}\n"), asked
 
 
+@pytest.mark.parametrize(("devices", "seen"), [(1, "3 GPU-a"), (2, "3,0 GPU-a,GPU-b")])
+def test_a_program_sees_the_gpus_that_it_asked_for(devices: int, seen: str, tmp_path: Path, make_point: MakePoint) -> None:
+    """Slurm gives an exclusive job all of its node: a program of one GPU had the energy of four."""
+    params = {"argv": ["true"], "energy": False}
+    point = make_point(workload="command", params=params, device_class="gpu", devices=devices, global_batch=4)
+    folder = Store(tmp_path / "results").new_attempt(point)
+    stand_in(tmp_path, "python3", 'echo "$CUDA_VISIBLE_DEVICES $ROCR_VISIBLE_DEVICES${ZE_AFFINITY_MASK+ set}" >>"${0%/*}/seen"')
+    masks = {"CUDA_VISIBLE_DEVICES": "3,0,1,2", "ROCR_VISIBLE_DEVICES": "GPU-a,GPU-b"}
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "1", **masks}
+    site = Site(scheduler=Scheduler(), software=Software(python=str(tmp_path / "python3")))
+    done = subprocess.run(["bash", str(write_script(point, folder, 1, site))], env=environment, capture_output=True, text=True, check=False)
+    assert (tmp_path / "seen").exists(), done.stderr
+    assert (tmp_path / "seen").read_text().splitlines()[0] == seen
+
+
 @pytest.mark.parametrize(("requeue", "taken"), [(False, True), (True, True), (True, False)])
 def test_a_preempted_job_that_has_a_while_left_is_no_failure(requeue: bool, taken: bool, tmp_path: Path, make_point: MakePoint) -> None:
     """Where the partition has a GraceTime, the step is ended and the job's state stays RUNNING."""

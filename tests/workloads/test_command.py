@@ -459,6 +459,35 @@ def test_a_program_that_was_ended_has_no_result(tmp_path: Path, make_point: Make
 
 
 @pytest.mark.parametrize(
+    ("told", "status"), [("SuspendTime=2026-11-27T17:36:48 SecsPreSuspend=4", "invalid"), ("SuspendTime=None SecsPreSuspend=0", "ok")]
+)
+def test_a_program_that_slurm_suspended_has_no_time(
+    told: str, status: str, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by gang scheduling: its rate had the while in it for which nothing ran. On a machine that only hesitates it counts."""
+    argv = ["sh", "-c", "until [ -e looked ]; do sleep 0.01; done"]
+    point = make_point(workload="command", params={"argv": argv, "energy": False})
+    folder = Store(tmp_path / "out").new_attempt(point)
+    (folder / COMMAND).write_text(Command(argv=argv, env={}, cwd=str(tmp_path), suite_folder=str(tmp_path)).model_dump_json())
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho '{told}'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    for name, text in {"SLURM_JOB_ID": "7", "PATH": f"{tmp_path}:{os.environ['PATH']}"}.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setattr("caraml.worker.command.signal.signal", lambda *_: None)
+    worker = CommandWorker(folder)
+
+    def see_stops() -> None:  # as after a long one
+        worker._stopped = 20.0
+        (tmp_path / "looked").touch()
+
+    monkeypatch.setattr(worker, "_see_stops", see_stops)
+    assert worker.run() == 0
+    record = read_record(folder / RECORD)
+    assert (record.status, record.value("runtime") is None) == (status, status == "invalid")
+    assert status == "ok" or record.reason == "Slurm suspended its job for 20 s while the program ran"
+
+
+@pytest.mark.parametrize(
     ("others", "job", "flags"),
     [(1.0, {}, ["busy_machine"]), (0.0, {}, []), (1.0, {"SLURM_JOB_ID": "7"}, [])],
     ids=["busy", "quiet", "by srun"],

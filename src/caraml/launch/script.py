@@ -182,7 +182,7 @@ def _slurm(made: Recipe) -> str:
 cd {shlex.quote(str(folder))} || exit
 if [ -e {RECORD} ]; then echo "this attempt has its result already: $PWD/{RECORD}"; exit 0; fi
 {GATE}rm -f {EXIT} {FAILURE} {MEASURED} {JOURNAL}{tables}  # left by a run of this job that was cut off
-{link_to(made.needed)}{_software(made)}{_meeting_folder(site) if meets else ""}
+{link_to(made.needed)}{_software(made)}{_own_gpus(point)}{_meeting_folder(site) if meets else ""}
 # What runs on each node. The warning is meant for the worker; the programs around it must survive it.
 node() {{
   trap '' USR1
@@ -360,6 +360,18 @@ def _input_binds(made: Recipe) -> list[str]:
     outer = [one for one in folders if not any(Path(one).is_relative_to(other) for other in folders if other != one)]
     read_only = made.site.container.runtime != "charliecloud"  # which binds everything writable
     return [f"{one}:{one}:ro" if read_only else one for one in outer]
+
+
+def _own_gpus(point: Point) -> str:
+    """A program is no step with a share of its job's GPUs; that of one node sees as many as it asked for, and their energy is its."""
+    if point.workload != "command" or point.device_class != "gpu" or point.nodes > 1:
+        return ""
+    return f"""
+# Slurm gives an exclusive job all GPUs of its node, whatever it asked for.
+for mask in CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ZE_AFFINITY_MASK; do
+  [ -z "${{!mask:-}}" ] || export "$mask=$(cut -d, -f 1-{point.devices} <<<"${{!mask}}")"
+done
+"""
 
 
 def _meeting_folder(site: Site) -> str:

@@ -50,6 +50,7 @@ _MAXRSS = 1 if sys.platform == "darwin" else 1024
 """Bytes of the unit in which the kernel tells a resident set."""
 _BEAT = 1.0
 _MOMENT = 0.1
+_ANSWER_SECONDS = 30.0
 _ENDED = 128 + signal.SIGTERM
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
 """Signals that a launcher sends before it ends a point: cancelled, or out of time."""
@@ -111,6 +112,8 @@ class CommandWorker:
         self._child: subprocess.Popen[bytes] | None = None
         self._gone: float | None = None
         """When the program was over; its output, where that is read, may go on."""
+        self._stopped = 0.0
+        """Seconds for which this process did nothing in a stretch where it should have."""
         self._resident = 0
         """Largest resident set of the program and of what it started and waited for, as the kernel counts."""
         self._told: dict[int, float] = {}
@@ -145,6 +148,8 @@ class CommandWorker:
         if marked is not None and marked.begin is not None and marked.end is not None:
             window = (marked.begin - begin, marked.end - begin)
         ran = Ran(code, started_at, end - begin, doubt=_doubt(marked), window=window)
+        if self._stopped > _BEAT and _was_suspended():
+            ran = replace(ran, seconds=None, window=None, doubt=f"Slurm suspended its job for {self._stopped:.0f} s while the program ran")
         record = self._record(ran, begin)
         self._others.close()
         if self._was_ended(marked):  # the program may have heard of it first
@@ -209,6 +214,7 @@ class CommandWorker:
             return (NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE), marked
         watcher = threading.Thread(target=self._see_it_end, args=(self._child,), daemon=True)
         watcher.start()
+        threading.Thread(target=self._see_stops, daemon=True).start()
         if marked is not None:
             assert self._child.stdout is not None
             try:
@@ -247,6 +253,13 @@ class CommandWorker:
         _, status, used = os.wait4(child.pid, 0)
         self._gone, self._resident = time.monotonic(), used.ru_maxrss
         child.returncode = os.waitstatus_to_exitcode(status)
+
+    def _see_stops(self) -> None:
+        """Note for how long at most this process was stopped while the program ran: whoever stops a job stops all of it."""
+        while self._gone is None:
+            before = time.monotonic()
+            time.sleep(_BEAT)
+            self._stopped = max(self._stopped, time.monotonic() - before - _BEAT)
 
     def _over(self, marked: _Marked) -> float | None:
         """When the program was over; not before its last mark, which may be read a moment later."""
@@ -324,6 +337,15 @@ def peak_memory(resident: int | None) -> Metric:
     if resident > hidden:
         return Metric(value=resident * _MAXRSS, unit="B")
     return Metric(value=None, unit="B", reason=f"at most the {human(hidden * _MAXRSS, 'B')} of what started it, which hide it")
+
+
+def _was_suspended() -> bool:
+    """Whether Slurm says that this job was suspended, as by gang scheduling or an administrator."""
+    done = None
+    with suppress(OSError, subprocess.TimeoutExpired, KeyError):  # as in a container without Slurm's programs
+        argv = ["scontrol", "show", "job", os.environ["SLURM_JOB_ID"]]
+        done = subprocess.run(argv, capture_output=True, timeout=_ANSWER_SECONDS, check=False)  # noqa: S603 -- Slurm's own
+    return done is not None and re.search(rb"\bSuspendTime=\d", done.stdout) is not None
 
 
 def _doubt(marked: _Marked | None) -> str | None:
