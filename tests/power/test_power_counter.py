@@ -86,6 +86,15 @@ def test_a_glitch_backwards_is_dropped() -> None:
     assert counter.cuts == []
 
 
+@pytest.mark.parametrize("back", [30.0, 45.0, 60.0])
+def test_a_counter_that_falls_a_little_and_goes_on_from_there_is_flagged(back: float) -> None:
+    """The reading after the fall is above that before it, so that the fall looked like a wrong reading, and its energy was lost."""
+    sensor = channel("energy", update_period_s=0.01, max_power_w=800.0)
+    series = changed(regular(sensor), lambda t, v: v - back if t > 15 else v)
+    found = counter_energy(series, sensor, *WINDOW)
+    assert found.flags == {"reset"} and found.energy_j == pytest.approx(2500, abs=found.bound_j)
+
+
 def test_a_frozen_counter_has_no_number() -> None:
     found = counter_energy(changed(regular(RAPL), lambda t, v: 77.0), RAPL, *WINDOW)
     assert found.energy_j is None

@@ -68,7 +68,8 @@ def unwrap(series: ReadingSeries, channel: Channel) -> Counter:
 
     A decrease is a wrap only if the energy that it implies is plausible; everything else is a restart, and the interval
     is cut out: no energy is made up for it. A lost reading costs nothing, since the next one contains it; nor does a standstill that
-    the counter makes up for. A single reading that contradicts both neighbours is dropped.
+    the counter makes up for. A single reading that contradicts both neighbours is dropped;
+    one from which the counter may have gone on is a restart, since what it fell by would be lost in silence.
     """
     times, values = series.t, series.value
     counter = Counter(times[:1], series.half[:1], array("d", [0.0] if values else []))
@@ -77,7 +78,8 @@ def unwrap(series: ReadingSeries, channel: Channel) -> Counter:
         delta, doubtful = _increment(value - last, times[i] - since, channel)
         if delta is None and i + 1 < len(values):
             around, _ = _increment(values[i + 1] - last, times[i + 1] - since, channel)
-            if around is not None:
+            onward, _ = _increment(values[i + 1] - value, times[i + 1] - times[i], channel)
+            if around is not None and onward is None:
                 continue
         if delta is None:
             counter.cuts.append((counter.t[-1], times[i]))
