@@ -173,7 +173,7 @@ class Feeding(FakeSource):
     """A sensor of power alone that is connected the wrong way round."""
 
     def channels(self) -> list[Channel]:
-        return [channel for channel in super().channels() if channel.kind != "energy"]
+        return [replace(channel, boundary="node_ac") for channel in super().channels() if channel.kind != "energy"]
 
     def read(self) -> list[Reading]:
         known = {channel.id for channel in self.channels()}
@@ -183,7 +183,7 @@ class Feeding(FakeSource):
 def test_nothing_draws_less_than_nothing() -> None:
     with Meter([Feeding(Constant())], interval=0.03) as meter, meter.window("w") as window:
         time.sleep(1.0)
-    device = window.energy.boundaries["device"]
+    device = window.energy.boundaries["node_ac"]
     assert device.energy_j is None and not window.energy.valid and "the sensor showed -5 W on average" in (device.reason or "")
 
 

@@ -30,7 +30,7 @@ SUMS = ("bound_j", "peak_w", "idle_j", "net_j", "net_bound_j")
 """What else adds up, beside the energy."""
 ALIKE = 1e-3
 """Two counters of a machine's platform that differ by no more than this, relatively, or than their bounds, steps included, may be one."""
-NOTHING = "it showed 0 W"
+NOTHING = "it showed 0 W or less"
 ONLY_APPARENT = "the sensor gives apparent power only, which is not what is used"
 
 
@@ -105,7 +105,7 @@ def _with_apparent(result: ChannelEnergy, apparent: ChannelReadings, start: floa
 def _plausible(measured: ChannelReadings, start: float, end: float, *, alone: bool) -> ChannelReadings:
     """The readings of power without those beyond any plausible power, which count as missed: some drivers and controllers show all ones
     for a moment. Where one does so in the window for longer than it holds one value, the power is that high, and the limit is wrong.
-    Nor does an accelerator or a processor that is on draw 0 W, as some drivers answer where they cannot read it; an outlet may. A sensor
+    Nor does an accelerator or a processor that is on draw 0 W or less, as some drivers answer where they cannot; an outlet may. A sensor
     that shows nothing else contradicts the counter beside it, unless it is ``alone``."""
     series, channel = measured.series, measured.channel
     highest = MARGIN * max_power(channel)
@@ -114,9 +114,9 @@ def _plausible(measured: ChannelReadings, start: float, end: float, *, alone: bo
     held = ((series.t[run[0]], series.t[run[-1]]) for run in runs)
     if any(first <= end and last >= start and last - first > seen_period(series, channel) for first, last in held):
         kept = [True] * len(kept)
-    nothing = channel.boundary in HEADLINES and 0.0 in series.value and (alone or any(series.value))
+    nothing = channel.boundary in HEADLINES and min(series.value, default=1.0) <= 0 and (alone or max(series.value) > 0)
     if nothing:
-        kept = [keep and value != 0 for keep, value in zip(kept, series.value, strict=True)]
+        kept = [keep and value > 0 for keep, value in zip(kept, series.value, strict=True)]
     if all(kept):
         return measured
     plausible = ReadingSeries(*(array("d", compress(column, kept)) for column in (series.t, series.half, series.value)))
