@@ -464,8 +464,8 @@ FAULTS = [
     Fault(
         "energy of half the window",
         RECORD,
-        "mine.begin + longest, spans)",
-        "mine.begin + longest / 2, spans)",
+        "mine.begin + longest, spans, busy=True)",
+        "mine.begin + longest / 2, spans, busy=True)",
         (f"{T_WORKER}::test_known_watts",),
     ),
     Fault(
