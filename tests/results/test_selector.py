@@ -14,7 +14,7 @@ from caraml.report.progress import listings
 from caraml.results.archive import pack, unpack
 from caraml.results.record import Record
 from caraml.results.selector import last_two, select, to_retry
-from caraml.results.store import Listing, Store, read_listing, write_record
+from caraml.results.store import Listing, Store, command_of, read_listing, write_record
 from caraml.suite.model import Point
 from tests.conftest import MakePoint
 
@@ -163,8 +163,11 @@ def test_the_last_two_rounds(lab: Lab) -> None:
     before, last = last_two("quick", lab.store.root)
     assert (before.name, last.name) == ("quick@1", "quick@3")
     assert [record.value("throughput") for record in before.records()] == [1, 2]
-    with pytest.raises(InputError, match="no two rounds of the same points"):
+    with pytest.raises(InputError, match="no two rounds of the same points") as error:
         last_two("quick+global_batch=16", lab.store.root)
+    assert str(error.value.hint).endswith(" --set global_batch=16 --again"), "without it, other points are measured"
+    assert command_of("", "quick", "JEDI") == "caraml run quick --system JEDI"
+    assert command_of("/my suites/s.toml", "s", "/m.toml", ["seed=1"]) == "caraml run '/my suites/s.toml' --system /m.toml --set seed=1"
     with pytest.raises(InputError, match="a comparison needs two"):
         last_two("quick@1", lab.store.root)
 

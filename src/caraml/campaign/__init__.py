@@ -116,7 +116,8 @@ class Campaign:
     @property
     def command(self) -> str:
         """What runs the suite, for hints."""
-        return command_of(self.options.file, self.suite.suite.name)
+        options = self.options
+        return command_of(options.file, self.suite.suite.name, options.system_file or self.system.name, options.settings)
 
     @property
     def anew(self) -> bool:

@@ -193,8 +193,9 @@ def last_two(name: str, root: Path) -> tuple[Selection, Selection]:
         before = [one for one in rounds if one.campaign == last.campaign and one.round < last.round]
         if before:
             return _of_round(store, before[-1]), _of_round(store, last)
-    told, again = ", ".join(map(_told, rounds)), f"{command_of(rounds[-1].file, suites[0])} --again"
-    hint = f"caraml import TABLE --suite {suites[0]} adds a table of newer results" if rounds[-1].launcher == "import" else again
+    told, newest = ", ".join(map(_told, rounds)), rounds[-1]
+    again = f"{command_of(newest.file, suites[0], newest.system_file or newest.system, newest.settings)} --again"
+    hint = f"caraml import TABLE --suite {suites[0]} adds a table of newer results" if newest.launcher == "import" else again
     raise InputError(f"suite {suites[0]} has no two rounds of the same points to compare: {told}", hint)
 
 

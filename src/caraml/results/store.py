@@ -20,7 +20,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
@@ -52,9 +52,11 @@ _MANY = 1000
 _AGAIN = "run the suite again: what has a result is not measured twice"
 
 
-def command_of(file: str, name: str) -> str:
+def command_of(file: str, name: str, system: str = "local", settings: Sequence[str] = ()) -> str:
     """What runs a suite, for hints; ``file`` is the path that it was read from, if it is none of the catalogue."""
-    return f"caraml run {shlex.quote(file) if file.endswith('.toml') else name}"
+    options = ["--system", system] if system not in ("", "local") else []
+    options += [word for one in settings for word in ("--set", one)]
+    return shlex.join(["caraml", "run", file if file.endswith(".toml") else name, *options])
 
 
 class Listing(BaseModel):
