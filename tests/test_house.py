@@ -130,7 +130,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_980,
     "base": 3_090,
-    "campaign": 1_694,
+    "campaign": 1_695,
     "cli": 1_621,
     "data": 794,
     "engine": 5_168,
@@ -139,7 +139,7 @@ LINES = {
     "power": 5_050,
     "reference": 515,
     "report": 4_872,
-    "results": 3_412,
+    "results": 3_415,
     "suite": 2_730,
     "system": 3_586,
     "verify": 1_048,
