@@ -121,7 +121,7 @@ def in_words(names: Iterable[str]) -> str:
     return ", ".join(name if name.isprintable() else repr(name) for name in names)
 
 
-def in_a_line(error: Exception) -> str:
+def in_a_line(error: BaseException) -> str:
     """What an error says in one line of at most 400 characters; of a model's faults the first, where it is, and how many more there are."""
     count = error.error_count() if hasattr(error, "error_count") else 0
     if count > _MOST_FAULTS:  # telling each takes more memory than the file

@@ -321,13 +321,10 @@ def _limit(limit: EfficiencyLimit) -> str:
         return f"{share} is never reached by this fit (extrapolated)"
     ends = ""
     if limit.low is not None:
-        ends = f" (from {significant(limit.low, 2)}{_to(limit.high)})"
+        to = " on" if limit.high is None or limit.high > LARGEST else f" to {significant(limit.high, 2)}"
+        ends = f" (from {significant(limit.low, 2)}{to})"
     extrapolated = ", extrapolated beyond what was measured" if limit.extrapolated else ""
     return f"below {share} beyond {significant(limit.devices, 2)} devices{ends}{extrapolated}"
-
-
-def _to(devices: float | None) -> str:
-    return " on" if devices is None or devices > LARGEST else f" to {significant(devices, 2)}"
 
 
 def _elbow(view: StepView) -> tuple[str, str, str]:

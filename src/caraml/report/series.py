@@ -223,13 +223,11 @@ def _spans(node: str, channel: str, kind: str, spans: Bins) -> PowerSpans | None
     values = [(span, low, high) for span, low, high, _, _ in spans]
     if kind == "energy":
         values = [(spans[index][0], watts, watts) for index, _, watts in slopes([one[3] for one in spans], [one[4] for one in spans])]
-    name = f"{node[:_LONGEST_NAME]}{_end_of(printable(channel))}"
+    name = printable(channel)
+    if len(name) > _LONGEST_NAME:  # of a long path, what tells meters apart is rather at its end
+        name = f"…{name[1 - _LONGEST_NAME :]}"
+    name = f"{node[:_LONGEST_NAME]}{name}"
     return PowerSpans(name, "slope of the counter" if kind == "energy" else "power", *zip(*values, strict=True)) if values else None
-
-
-def _end_of(name: str) -> str:
-    """A name as it is drawn: of a long path, what tells meters apart is rather at its end."""
-    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
 
 
 def _query(source: str, bins: int, most: int) -> str:

@@ -16,7 +16,7 @@ from caraml.base import limits
 from caraml.metrics.energy import ENERGY_METRICS
 from caraml.metrics.model import Bandwidth, Facts, FiniteModel, Metric, OwnMetric, Peak, Phase, Window
 from caraml.power.model import WindowEnergy
-from caraml.suite.model import COUNTED, OWN_LOOP, Point
+from caraml.suite.model import OWN_LOOP, Point
 
 SCHEMA_VERSION = 1
 STOPPED, CANCELLED = "the campaign was stopped", "cancelled"
@@ -159,20 +159,6 @@ class Record(FiniteModel):
             if low is not None and high is not None:
                 found[name] = {**metric, "low": None, "high": None, "bound": (high - low) / 2}
         return {**data, "metrics": {**metrics, **found}} if found else data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _loops_did_not_say_what_they_count(cls, data: Any) -> Any:
-        """Records of version 0.1.0 have it as a fact alone, and not among the parameters of their points."""
-        if not isinstance(data, dict):
-            return data
-        point, facts = data.get("point"), data.get("facts")
-        if not (isinstance(point, dict) and isinstance(facts, dict)) or point.get("workload") != OWN_LOOP:
-            return data
-        params = point.get("params")
-        if not isinstance(params, dict) or COUNTED in params:
-            return data
-        return {**data, "point": {**point, "params": {**params, COUNTED: facts.get("item")}}}
 
     @property
     def unstated(self) -> tuple[str, ...]:

@@ -96,7 +96,7 @@ class BuildContext(Generic[P]):
                     and module.in_channels < 8 * module.groups
                 ):
                     module.weight.data = module.weight.data.clone(memory_format=torch.contiguous_format)
-                    module.register_forward_pre_hook(_contiguous)
+                    module.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(),))
         return network
 
     @property
@@ -110,10 +110,6 @@ class BuildContext(Generic[P]):
     def global_batch(self) -> int:
         """Samples per optimizer step over all ranks."""
         return self.micro_batch * self.accumulation * self.world
-
-
-def _contiguous(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-    return (inputs[0].contiguous(),)
 
 
 class StepTools(Protocol):

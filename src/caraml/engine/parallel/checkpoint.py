@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.utils import _ReaderView
 
-from caraml.base.errors import InputError
+from caraml.base.errors import InputError, in_a_line
 from caraml.base.files import flush, held, intruder, make_folder
 from caraml.base.limits import CHECKPOINT, LINE, read_bytes, too_large
 from caraml.engine.ranks import Ranks
@@ -119,7 +119,8 @@ def load(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer
         with _plans_between_ranks():
             dcp.load(state, storage_reader=reader, planner=_Planner(), process_group=ranks.hosts)
     except CheckpointException as error:
-        found = f"the checkpoint in {folder} cannot be taken up: {_in_a_line(reader.refusal or _first_cause(error))}"
+        cause = reader.refusal or next(iter(error.failures.values()))[0]  # of the first rank that says what went wrong
+        found = f"the checkpoint in {folder} cannot be taken up: {in_a_line(cause)}"
         raise InputError(found, "give one of the same model: the workload, backend and sizes of the run that wrote it") from error
     for stage, optimizer in zip(stages, optimizers, strict=True):
         weights, moments = get_state_dict(stage, optimizer, options=_FLAT)
@@ -253,12 +254,3 @@ class _Planner(dcp.DefaultLoadPlanner):
         torch.save(torch.load(value, weights_only=True), plain)
         plain.seek(0)
         super().load_bytes(read_item, plain)
-
-
-def _first_cause(error: CheckpointException) -> BaseException:
-    """What went wrong on the first rank that says so."""
-    return next(iter(error.failures.values()))[0]
-
-
-def _in_a_line(cause: BaseException) -> str:
-    return " ".join(f"{cause}".split())[:400] or type(cause).__name__
