@@ -391,15 +391,8 @@ def most_dof(cells: Iterable[Observations | None]) -> float:
     repeated = [cell for cell in cells if cell is not None and cell.dof]
     if any(math.isfinite(cell.most) for cell in repeated):
         return min(cell.most for cell in repeated)
-    parts: list[set[int | str]] = []  # sessions that works link with each other have a common mean
-    for cell in repeated:
-        linked = [part for part in parts if part & set(cell.nights)]
-        parts = [part for part in parts if part not in linked] + [set(cell.nights).union(*linked)]
-    by_night: dict[int | str, list[float]] = {}
-    for cell in repeated:
-        for night, log in zip(cell.nights, cell.logs, strict=True):
-            by_night.setdefault(night, []).append(log - fmean(cell.logs))
-    between = len(by_night) - len(parts)
+    by_night = _by_night(repeated)
+    between = len(by_night) - _parts(repeated)
     within = sum(cell.dof for cell in repeated) - between
     if between <= 0 or within <= 0:
         return math.inf
@@ -409,3 +402,34 @@ def most_dof(cells: Iterable[Observations | None]) -> float:
     each = max(shared / between - own, 0.0) * len(by_night) / sum(map(len, by_night.values()))
     share = each / (each + own) if each else 0.0
     return 1 / (share**2 / between + (1 - share) ** 2 / (between + within))
+
+
+def in_common(sides: Sequence[Sequence[Observations | None]]) -> list[Observations | None] | None:
+    """Of each side what every session did to its works on average, as the observations of one work; ``None`` where works were not repeated
+    in sessions that link all of a side, or what these have in common was taken out."""
+    found: list[Observations | None] = []
+    for cells in ([cell for cell in side if cell is not None] for side in sides):
+        repeated = [cell for cell in cells if cell.dof]
+        if any(math.isfinite(cell.most) for cell in repeated) or _parts(repeated) > 1:
+            return None
+        logs = [fmean(night) for night in _by_night(repeated).values()]
+        found.append(replace(cells[0], logs=tuple(logs or cells[0].logs[:1])) if cells else None)
+    return found if any(cell is not None and cell.dof for cell in found) else None
+
+
+def _parts(cells: Iterable[Observations]) -> int:
+    """How many groups of sessions there are that no works link: each has a mean of its own."""
+    parts: list[set[int | str]] = []
+    for cell in cells:
+        linked = [part for part in parts if part & set(cell.nights)]
+        parts = [part for part in parts if part not in linked] + [set(cell.nights).union(*linked)]
+    return len(parts)
+
+
+def _by_night(cells: Iterable[Observations]) -> dict[int | str, list[float]]:
+    """By session how far works were off their means."""
+    found: dict[int | str, list[float]] = {}
+    for cell in cells:
+        for night, log in zip(cell.nights, cell.logs, strict=True):
+            found.setdefault(night, []).append(log - fmean(cell.logs))
+    return found

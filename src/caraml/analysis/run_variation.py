@@ -46,6 +46,7 @@ from caraml.analysis.estimate import (
     Estimate,
     Observations,
     Value,
+    in_common,
     is_known_kind,
     machine_observations,
     most_dof,
@@ -165,6 +166,8 @@ class _Variation:
     works: int
     most_dof: float
     """Of any error that was learnt."""
+    common: tuple[_Learnt, _Pair] | None
+    """What sessions did to all works alike, as the observations of one more work, and what these say alone; ``None`` without any."""
 
     def mean(self, pair: _Pair, side: int, group: Sequence[Value]) -> Estimate | None:
         """The mean of one side of a work."""
@@ -175,8 +178,8 @@ class _Variation:
         alone = _with_sensors(Estimate(value, *(_single(cell.within) if self.known and cell.known else (None, math.inf))), group)
         if self.learnt is None:
             return alone
-        sd, dof = self.learnt.error(pair, (share, 0.0) if side == 0 else (0.0, share))
-        found = _with_sensors(Estimate(value, *_widened((sd, min(dof, self.most_dof)), cell.within, cell.sessions)), group)
+        error = self._error(self.learnt, pair, (share, 0.0) if side == 0 else (0.0, share))
+        found = _with_sensors(Estimate(value, *_widened(error, cell.within, cell.sessions)), group)
         repeated = any(one is not None and one.dof for one in pair)
         return found if repeated or (alone.sd is not None and found.reach > alone.reach) else alone
 
@@ -187,12 +190,19 @@ class _Variation:
             return None
         if self.learnt is None or not (first.dof or second.dof):
             return b.over(a)
-        error = self.learnt.error(pair, (first.share, second.share))
+        error = self._error(self.learnt, pair, (first.share, second.share))
         if self.works == 1 and min(first.dof, second.dof) == 1:
-            error = max(error, self._lone(first, second), key=lambda one: Estimate(1.0, *one).reach)
-        error = error[0], min(error[1], self.most_dof)
+            error = max(error, self._lone(first, second), key=_reach)
         sd, dof = _widened(error, first.within + second.within, first.sessions + second.sessions)
         return replace(b.over(a), sd=sd, dof=dof)
+
+    def _error(self, learnt: _Learnt, pair: _Pair, shares: tuple[float, float]) -> tuple[float, float]:
+        """By all works, or by what their sessions have in common, whichever is wider: of few sessions that are alike by luck, many works
+        make a certainty."""
+        sd, dof = learnt.error(pair, shares)
+        errors = [(sd, min(dof, self.most_dof))]
+        errors += [self.common[0].error(self.common[1], shares)] if self.common is not None else []
+        return max(errors, key=_reach)
 
     def _lone(self, first: Observations, second: Observations) -> tuple[float, float]:
         """Welch's test with the published spread as half an observation on each side: two runs alone tell little."""
@@ -202,6 +212,10 @@ class _Variation:
         return math.sqrt(sum(squares)), dof + earned
 
 
+def _reach(error: tuple[float, float]) -> float:
+    return Estimate(1.0, *error).reach
+
+
 def _variation(pairs: Sequence[_Pair], metric: str) -> tuple[_Variation, str]:
     """The variation, and where it comes from, as a sentence."""
     known = is_known_kind(metric)
@@ -209,7 +223,9 @@ def _variation(pairs: Sequence[_Pair], metric: str) -> tuple[_Variation, str]:
     common = min((cell.most for cell in cells), default=math.inf)
     dof = int(min(sum(cell.dof for cell in cells), common))
     learnt = _learn(pairs, known) if dof else None
-    found = _Variation(learnt, known, len(pairs), most_dof(cells))
+    together = in_common([[pair[side] for pair in pairs] for side in (0, 1)])
+    both = None if together is None else (together[0], together[1])
+    found = _Variation(learnt, known, len(pairs), most_dof(cells), None if both is None else (_learn([both], known), both))
     if learnt is None:
         if known and any(cell.known for cell in cells):
             return found, f"nothing was repeated: {SINGLE_RUN_SD:.1%} from run to run is assumed"
