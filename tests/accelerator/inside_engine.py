@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from caraml.engine.loop import Hooks, MeasuringLoop
 from caraml.engine.precision import check_graphs, check_precision
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
-from caraml.engine.steps import StepOutcome
+from caraml.engine.steps import Batches, StepOutcome
 from caraml.metrics.model import Facts
 from caraml.suite.model import Point, Policy
 from caraml.system import families, limits
@@ -128,6 +129,32 @@ def copies_ahead_overlap_and_are_waited_for() -> None:
     took = emulated.now() - begin
     assert [value.item() for value in sums] == [256 * (2 * number + 1) for number in range(8)]
     assert took <= 8 * 3 + 1 + 1, "copies run beside the work"
+
+
+def a_device_loses_to_its_input_what_it_has_no_work_for() -> None:
+    """Steps of 1 s. Batches take longer to make, or to copy, or neither, although the host waits for each of them."""
+    device, pinned = Manual(DEVICE, 0), torch.ones(4).pin_memory()
+    for made, copies, truth in ((1.5, 1, 0.5), (0.1, 15, 0.5), (0.9, 1, 0.0)):
+        emulated.configure(manual=1, kernel_seconds=0.1, queue=0, now=emulated.now() + 100)
+        device.synchronize()
+
+        def loaded(seconds: float = made, parts: int = copies) -> Iterator[list[torch.Tensor]]:
+            for _ in itertools.count():
+                emulated.configure(now=emulated.now() + seconds)
+                yield [pinned] * parts
+
+        batches, weight = Batches(to_device(loaded(), device.torch_device), device), torch.ones(4, device=DEVICE)
+        timer = StepTimer(device)
+        for _ in range(20):
+            batch = batches.take()
+            for part in itertools.islice(itertools.cycle(batch), 10):
+                weight.mul_(part)
+            outcome = batches.outcome(None)
+            timer.step_ended(outcome.data_wait, outcome.takes)
+        device.synchronize()
+        seconds = list(timer.finished())
+        assert list(timer.lost)[5:] == [pytest.approx(truth, abs=1e-6)] * 15, (made, copies, list(timer.lost))
+        assert seconds[5:] == [pytest.approx(1 + truth, abs=1e-6)] * 15
 
 
 def micro_batches_together_are_the_whole_batch() -> None:

@@ -182,6 +182,7 @@ def test_several_devices(inside: Inside) -> None:
         "the_clock_of_its_events_is_held_against_the_host_s",
         "events_without_times_are_replaced_by_waiting",
         "copies_ahead_overlap_and_are_waited_for",
+        "a_device_loses_to_its_input_what_it_has_no_work_for",
         "micro_batches_together_are_the_whole_batch",
         "each_process_has_its_device",
         "more_processes_than_devices_are_refused",

@@ -323,11 +323,11 @@ def test_a_run_ends_on_every_node_when_it_has_ended_on_all() -> None:
 
 @pytest.mark.parametrize(
     ("values", "expected"),
-    [({}, 80.0), ({"mode": "data"}, 20.0), ({"device_class": "gpu"}, 20.0)],
-    ids=["in step", "each by itself", "accelerators"],
+    [({}, 80.0), ({"device_class": "gpu"}, 80.0), ({"mode": "data"}, 20.0)],
+    ids=["in step", "accelerators", "each by itself"],
 )
 def test_ranks_wait_for_each_other_s_input(make_point: MakePoint, values: dict[str, Any], expected: float) -> None:
-    """Each of four ranks waits for 1 s in every fourth step, all at other steps: in training on CPUs all wait in each."""
+    """Each of four ranks waits for 1 s in every fourth step, all at other steps: in training all wait in each."""
     facts = Facts(item="thing", items_per_sample=1, parameters=1, flops_per_item=None, flops_formula="known")
     ranks = []
     for rank in range(4):

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from caraml.engine import step as module
 from caraml.engine.step import ASIDE, TRIALS, GraphedPasses, TrainStep, make_step, refusal
+from caraml.engine.steps import Batches
 from caraml.suite.model import Knobs, StepGraph
 from caraml.workloads import load_workload
 from caraml.workloads.base import BuildContext, Task
@@ -106,7 +107,7 @@ def trained(task: Task, step: TrainStep, steps: int = STEPS) -> tuple[list[float
 def graphed(task: Task, point: Any, told: dict[str, Any]) -> tuple[TrainStep, EmulatedGraph]:
     """A step as it is on a GPU, and its graph."""
     emulated = EmulatedGraph(lambda: state_of(task))
-    return TrainStep(task, task.batches, point, CPU, graph=lambda: emulated, told=told), emulated
+    return TrainStep(task, Batches(task.batches), point, CPU, graph=lambda: emulated, told=told), emulated
 
 
 def on(make_point: MakePoint, workload: str, **more: Any) -> Any:
@@ -121,7 +122,7 @@ def test_replayed_steps_are_the_usual_ones_to_the_bit(
     """Losses, weights, optimizer state and running statistics; with clipping, recomputation and several micro-batches."""
     point, told = on(make_point, workload, micro_batch=4 // accumulation), dict[str, Any]()
     usual = built(workload, params, micro_batch=4 // accumulation)
-    truth, weights = trained(usual, TrainStep(usual, usual.batches, point, CPU))
+    truth, weights = trained(usual, TrainStep(usual, Batches(usual.batches), point, CPU))
     task = built(workload, params, micro_batch=4 // accumulation)
     step, emulated = graphed(task, point, told)
     losses, found = trained(task, step)
@@ -139,14 +140,14 @@ def test_replays_draw_the_random_numbers_of_the_usual_steps(make_point: MakePoin
     point, told = on(make_point, "gpt"), dict[str, Any]()
     usual, task = built("gpt", SIZES), built("gpt", SIZES)
     usual.loss = task.loss = dropping
-    truth, _ = trained(usual, TrainStep(usual, usual.batches, point, CPU))
+    truth, _ = trained(usual, TrainStep(usual, Batches(usual.batches), point, CPU))
     assert trained(task, graphed(task, point, told)[0])[0] == truth and told["used"]
 
 
 def test_bf16_is_captured_too(make_point: MakePoint) -> None:
     point = on(make_point, "gpt", precision="bf16")
     usual, task = built("gpt", SIZES), built("gpt", SIZES)
-    truth, _ = trained(usual, TrainStep(usual, usual.batches, point, CPU))
+    truth, _ = trained(usual, TrainStep(usual, Batches(usual.batches), point, CPU))
     assert trained(task, graphed(task, point, {})[0])[0] == truth
 
 
@@ -159,7 +160,7 @@ def test_a_schedule_reaches_the_captured_update(workload: str, params: dict[str,
     point = on(make_point, workload)
     usual, task = built(workload, params), built(workload, params)
     module.rates_on_device(usual.optimizer, CPU)
-    truth = trained(usual, TrainStep(usual, usual.batches, point, CPU))
+    truth = trained(usual, TrainStep(usual, Batches(usual.batches), point, CPU))
     step, emulated = graphed(task, point, {})
     found = trained(task, step)
     assert found[0] == truth[0] and all(torch.equal(one, other) for one, other in zip(found[1], truth[1], strict=True))
@@ -182,7 +183,7 @@ def test_a_batch_of_another_shape_leaves_the_graph(at: set[int], make_point: Mak
     point, told = on(make_point, "gpt", micro_batch=2), dict[str, Any]()
     usual, task = built("gpt", SIZES, micro_batch=2), built("gpt", SIZES, micro_batch=2)
     usual.batches, task.batches = shorter(usual.batches, at), shorter(task.batches, at)
-    truth = trained(usual, TrainStep(usual, usual.batches, point, CPU), STEPS + 3)
+    truth = trained(usual, TrainStep(usual, Batches(usual.batches), point, CPU), STEPS + 3)
     step, emulated = graphed(task, point, told)
     found = trained(task, step, STEPS + 3)
     assert found[0] == truth[0] and all(torch.equal(one, other) for one, other in zip(found[1], truth[1], strict=True))
@@ -199,7 +200,7 @@ def test_a_step_that_asks_the_device_runs_as_usual(make_point: MakePoint) -> Non
     point, told = on(make_point, "gpt"), dict[str, Any]()
     usual, task = built("gpt", SIZES), built("gpt", SIZES)
     usual.loss = task.loss = asking
-    truth = trained(usual, TrainStep(usual, usual.batches, point, CPU))
+    truth = trained(usual, TrainStep(usual, Batches(usual.batches), point, CPU))
     step, emulated = graphed(task, point, told)
     found = trained(task, step)
     assert found[0] == truth[0] and all(torch.equal(one, other) for one, other in zip(found[1], truth[1], strict=True))

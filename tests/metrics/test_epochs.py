@@ -71,15 +71,19 @@ def test_a_nominal_epoch_scales_energy_with_its_bounds() -> None:
 
 
 def test_a_run_says_what_bounds_it() -> None:
-    rate = Metric(value=100.0, unit="image/s")
-    assert "compute-bound" in (without_wait(rate, INPUT_BOUND_SHARE, True).reason or "")
-    bound = without_wait(rate, 0.5, True)
+    rate, alone, several = Metric(value=100.0, unit="image/s"), make_point(devices=1), make_point(devices=2)
+
+    def wait(value: float | None, why: str | None = None) -> Metric:
+        return Metric(value=value, unit="1", reason=why)
+
+    assert "compute-bound" in (without_wait(rate, wait(INPUT_BOUND_SHARE), alone).reason or "")
+    bound = without_wait(rate, wait(0.5), alone)
     assert bound.value == 200 and (bound.reason or "").startswith("input-bound: 50 % of the window")
-    assert "the most" not in (bound.reason or "") and "the most" in (without_wait(rate, 0.5, True, behind=True).reason or "")
-    assert "the most" in (without_wait(rate, 0.5, True, alone=False).reason or ""), "ranks on CPUs wait for one another's work, too"
-    several = [without_wait(rate, wait, True, behind=True, alone=False).reason or "" for wait in (0.06, 0.5)]
-    assert not any(word in one for one in several for word in ("the most", "bound")), "they wait for others' input, too, and work meanwhile"
-    assert without_wait(rate, 0.99, False).value is None, "loading alone computes nothing"
+    assert "the most" not in (bound.reason or "")
+    assert "the most" in (without_wait(rate, wait(0.5), several).reason or ""), "ranks wait for one another's work, too"
+    unknown = without_wait(rate, wait(None, "nobody told"), alone)
+    assert (unknown.value, unknown.reason) == (None, "nobody told")
+    assert without_wait(rate, wait(0.99), make_point(mode="data")).value is None, "loading alone computes nothing"
 
 
 def test_an_epoch_that_was_cut_short_has_no_times_but_rates() -> None:

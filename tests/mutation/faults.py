@@ -303,8 +303,8 @@ FAULTS = [
     Fault(
         "a synchronisation in every step",
         LOOP,
-        "        self._timer.step_ended()\n",
-        "        self._timer.step_ended()\n        self._device.synchronize()\n",
+        "        self._timer.step_ended(outcome.data_wait, outcome.takes)\n",
+        "        self._timer.step_ended(outcome.data_wait, outcome.takes)\n        self._device.synchronize()\n",
         (T_LOOP,),
     ),
     Fault("the first step belongs to the window", LOOP, 'StepRow("first", begin', 'StepRow("measure", begin', (T_LOOP,)),
@@ -342,7 +342,21 @@ FAULTS = [
         "            del self._pending[1]\n",
         (T_LOOP,),
     ),
-    Fault("the host runs ahead without end", DEVICE, "self._device.wait(self._pending[-ahead - 1])", "pass", (T_LOOP,)),
+    Fault(
+        "what a host waits for its input is what its device loses",
+        DEVICE,
+        "idle += max(min(seconds, take.seconds), seconds - own)",
+        "idle += take.seconds",
+        ("tests/engine/test_data_wait.py",),
+    ),
+    Fault(
+        "what a host does between steps is a wait for input",
+        DEVICE,
+        "idle += max(min(seconds, take.seconds), seconds - own)",
+        "idle += seconds",
+        ("tests/engine/test_data_wait.py",),
+    ),
+    Fault("the host runs ahead without end", DEVICE, "self._device.wait(self._pending[-ahead - 1][0])", "pass", (T_LOOP,)),
     Fault("resident kilobytes taken for bytes", "system/files.py", "int(found[1]) * 1024 if", "int(found[1]) if", (T_LOOP,)),
     Fault("warm-up is over before it settled", CONTROL, "cut < len(seconds) // 2 and", "cut <= len(seconds) // 2 and", (T_CONTROL,)),
     Fault(
@@ -374,7 +388,7 @@ FAULTS = [
     Fault(
         "data wait is not counted",
         "engine/steps.py",
-        "        self._waited += time.monotonic() - begin\n",
+        "        self._waited += seconds\n",
         "",
         (T_STEP,),
     ),
@@ -427,8 +441,8 @@ FAULTS = [
     Fault(
         "data wait of rank 0",
         RECORD,
-        "np.maximum.reduce([np.frombuffer(rows.data_waits) for rows in ranks])",
-        "np.frombuffer(ranks[0].data_waits)",
+        "waits.max(axis=0).sum()",
+        "waits[0].sum()",
         (T_VIEW,),
     ),
     Fault("first step of rank 0", RECORD, "max(rank.first_step_time for rank in ranks)", "ranks[0].first_step_time", (T_VIEW,)),
@@ -753,8 +767,8 @@ FAULTS = [
     Fault(
         "the watchdog counts what the loader gives",
         STEP,
-        "    batches = watch(batches)\n",
-        '    batches = batches if point.mode == "compute" else watch(batches)\n',
+        "    source = watch(source)\n",
+        '    source = source if point.mode == "compute" else watch(source)\n',
         (T_DOG,),
     ),
     Fault(

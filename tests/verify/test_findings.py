@@ -170,7 +170,7 @@ def test_all_of_the_known_work_runs_on_a_cpu_that_emulates_half_precision() -> N
     system = proof.here().cpus
     cpu = system.cpu.model_copy(update={"emulates": ("bf16", "fp16"), "usable_threads": 2})
     plan = expand(load_suite(str(HERE / "suite.toml")), machine_of(system.model_copy(update={"cpu": cpu}), LOCAL), params_of)
-    assert len(plan.points) == 8 and not [planned.skip for planned in plan.points if planned.skip is not None]
+    assert len(plan.points) == 9 and not [planned.skip for planned in plan.points if planned.skip is not None]
 
 
 def test_the_proof_has_its_turn_and_leaves_no_verdict_when_it_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import OwnStep
+from caraml.engine.steps import Batches
 from caraml.metrics.model import Facts
 from caraml.suite.model import Point
 from caraml.workloads.base import Task
@@ -59,7 +60,7 @@ def cluster(rank: int, world: int) -> dict[str, Any]:
     task.own_step = lambda tools: clustering_step(tools, steps_per_epoch=SAMPLES // BATCH, seed=7, **settings)
     names = {"suite": "t", "benchmark": "t", "workload": "t", "params": {}, "system": "l", "device": "d", "software": "t"}
     point = Point(**names, device_class="cpu", devices=world, global_batch=BATCH, micro_batch=per_rank)
-    step = OwnStep(task, task.batches, point, torch.device("cpu"))
+    step = OwnStep(task, Batches(task.batches), point, torch.device("cpu"))
     losses = [step().loss.item() for _ in range(STEPS)]  # type: ignore[union-attr]
     return {
         "losses": torch.tensor(losses),

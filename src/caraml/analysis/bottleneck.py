@@ -3,9 +3,8 @@ arithmetic.
 
 Four shares of the window's time, from what records hold:
 
-* ``input``: the time that the host waited for batches, of an accelerator, which works meanwhile, the most that input may have cost; or,
-  where the same work also ran with its batches on the device already (mode ``compute``), the share by which that is faster: what waiting
-  costs after all overlap.
+* ``input``: the time that was spent waiting for batches; or, where the same work also ran with its batches on the device already (mode
+  ``compute``), the share by which that is faster: what waiting costs after all overlap.
 * ``communication``: by how much the rate per device is below that of the same work per device on one device. It holds everything that
   is slower on many devices, imbalance included.
 * ``compute``: MFU against the fastest kernel measured on the device (else against the data sheet): the time that the arithmetic alone
@@ -127,11 +126,8 @@ def _input(record: Record, partners: Partners) -> Share:
         share = max(1 - rate / without_input, 0.0)
         return Share("input", share, f"without input (mode compute) the rate changes by {without_input / rate - 1:+.1%}")
     if wait is None:
-        return Share("input", None, "the wait for batches was not measured")
-    behind = (
-        ", while the device may have worked: mode compute tells what input costs" if wait and record.point.device_class == "gpu" else ""
-    )
-    return Share("input", wait, f"the host waited for batches in {wait:.1%} of the window{behind}")
+        return Share("input", None, "what the wait for batches cost is not known")
+    return Share("input", wait, f"the run waited for batches in {wait:.1%} of the window")
 
 
 def _communication(record: Record, partners: Partners) -> Share:

@@ -13,6 +13,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +38,8 @@ class Device(Protocol):
     """What a warm-up takes at least, for clocks to come down to what power and heat allow."""
     window_seconds: float
     """What a window takes at least: clocks that settle over minutes show in none that is shorter."""
+    behind: bool
+    """Whether it works behind the host's back, and a mark tells when it came to it; else a mark is the host's own time."""
 
     def now(self) -> float:
         """The host's monotonic clock."""
@@ -66,6 +69,7 @@ class CpuDevice(Device):
 
     torch_device = torch.device("cpu")
     settle_seconds = window_seconds = 0.0
+    behind = False
 
     def synchronize(self) -> None:
         """Nothing to wait for: a CPU call returns when its work is done."""
@@ -91,6 +95,7 @@ class CudaDevice(Device):
     """A CUDA or ROCm GPU."""
 
     settle_seconds, window_seconds = 15.0, 20.0
+    behind = True
 
     def __init__(self, index: int) -> None:
         self.torch_device = torch.device("cuda", index)
@@ -126,7 +131,7 @@ class AcceleratorDevice(Device):
     def __init__(self, device_type: str, index: int) -> None:
         self.torch_device = torch.device(device_type, index)
         torch.accelerator.set_device_index(index)
-        self.events_tell_time = self._asked_for_time()
+        self.events_tell_time = self.behind = self._asked_for_time()
 
     def _asked_for_time(self) -> bool:
         try:
@@ -298,6 +303,20 @@ def sensors_of(device: torch.device, count: int, root: Path = Path("/")) -> list
     return [SOME] if found == [] else found
 
 
+@dataclass(frozen=True, slots=True)
+class Take:
+    """One batch that a step took."""
+
+    begin: float
+    """When the host asked for it, on its monotonic clock [s]."""
+    seconds: float
+    """How long the host waited for it."""
+    before: Any
+    """A mark before it; ``None`` for a step's first batch, as the step begins with a mark."""
+    after: Any
+    """A mark behind it and whatever brings it to the device, before the work on it."""
+
+
 class StepTimer:
     """A chain of marks: the end of one step is the start of the next. Finished steps are read without waiting for the device.
 
@@ -307,18 +326,35 @@ class StepTimer:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._pending: deque[Any] = deque([device.mark()])
-        """The mark up to which steps have been read, and all later ones: on a GPU each is an event."""
-        self._seconds = array("d")
+        self._pending: deque[tuple[Any, Callable[[Any], float]]] = deque([(device.mark(), lambda start: 0.0)])
+        """The mark up to which steps have been read, and all later ones: on a GPU each is an event. With each, what its step lost to its
+        input, by the mark at which the step began."""
+        self._seconds, self._lost = array("d"), array("d")
+        self._began = device.now()
+        """When the host began with the current step."""
 
-    def step_ended(self) -> None:
-        """Put the mark that ends the current step; wait if the host is too far ahead."""
-        self._pending.append(self._device.mark())
+    def step_ended(self, waited: float = 0.0, takes: Sequence[Take] = ()) -> None:
+        """Put the mark that ends the current step; wait if the host is too far ahead. The host ``waited`` for the step's batches [s];
+        ``takes`` are its waits, where the device tells what they cost it."""
+        began = self._began
+        lost = (lambda start: self._idle(start, began, takes)) if takes else (lambda start: waited)
+        self._pending.append((self._device.mark(), lost))
         if len(self._pending) > _FEWEST_AHEAD + 1:
             self.finished()
             ahead = max(_FEWEST_AHEAD, int(AHEAD / max(self._seconds[-1], AHEAD / _MOST_AHEAD)) if self._seconds else 0)
             if len(self._pending) > ahead + 1:
-                self._device.wait(self._pending[-ahead - 1])
+                self._device.wait(self._pending[-ahead - 1][0])
+        self._began = self._device.now()
+
+    def _idle(self, start: Any, began: float, takes: Sequence[Take]) -> float:
+        """Seconds for which the device had nothing to do, because the batches of a step were not there: at most what the host waited for
+        them, and more only where they had not come to the device by then. What the host did before it asked for the first one is none."""
+        idle = 0.0
+        for take in takes:
+            seconds = self._device.between(start if take.before is None else take.before, take.after) or 0.0
+            own = take.begin - began if take.before is None else 0.0
+            idle += max(min(seconds, take.seconds), seconds - own)
+        return idle
 
     @property
     def launched(self) -> int:
@@ -330,12 +366,20 @@ class StepTimer:
         """Times of the steps that are known to have finished; the device is not asked."""
         return self._seconds
 
+    @property
+    def lost(self) -> Sequence[float]:
+        """What each of these steps lost to its input [s]: on a device that works behind the host's back how long it had no work for want
+        of a batch, else how long the host waited."""
+        return self._lost
+
     def finished(self) -> Sequence[float]:
         """Times of the steps that the device has finished by now, in order."""
         while len(self._pending) > 1:
-            seconds = self._device.between(self._pending[0], self._pending[1])
+            (start, _), (end, lost) = self._pending[0], self._pending[1]
+            seconds = self._device.between(start, end)
             if seconds is None:
                 break
             self._seconds.append(seconds)
+            self._lost.append(lost(start))
             self._pending.popleft()
         return self._seconds

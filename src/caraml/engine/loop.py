@@ -66,6 +66,8 @@ class MeasuringLoop:
         self._counted = 0, 0.0
         """Steps of the running stretch, and when the last of them ended: as far as they were asked for."""
         self._undecided = False
+        self._kept = False
+        """Whether the rows of the current stage are in the table already."""
         self._look: Callable[[], None] = lambda: None
         self.done = False
         """Whether the window is closed: steps after it are not measured."""
@@ -86,7 +88,7 @@ class MeasuringLoop:
             return False
         self._outcomes.append(outcome)
         self._undecided = outcome.undecided
-        self._timer.step_ended()
+        self._timer.step_ended(outcome.data_wait, outcome.takes)
         self._left -= 1
         if self._left <= 0:  # below, where what the owner raised from a signal cut a look short
             self._look()
@@ -120,12 +122,12 @@ class MeasuringLoop:
     def so_far(self, first: int = 0) -> StepTable:
         """The steps that are known to have finished, from number ``first`` on. Does not ask the device: it may be what has failed."""
         rows, phase = self._rows.since(first), self._timed_phase
-        if phase is None or self.done:
+        if phase is None or self._kept:
             return rows
         known = max(first - len(self._rows), 0)
         counted, start = self._counted if self._counted[0] <= known else (0, self._anchor)
         start += sum(self._timer.read[counted:known])
-        waits = self._outcomes.data_waits[self._first_outcome + known :]
+        waits = self._timer.lost[known:]
         seconds = self._timer.read[known : known + len(waits)]
         self._counted = known + len(seconds), rows.chain(phase, start, seconds, waits[: len(seconds)])
         return rows
@@ -148,9 +150,9 @@ class MeasuringLoop:
 
     def _begin(self, look: Callable[[], None], at: float | None = None) -> None:
         """From here on, or from the instant ``at``, steps are counted and timed anew; ``look`` is called when it is time to."""
-        self._look, self._first_outcome = look, len(self._outcomes)
         self._anchor, self._timer = self._device.now() if at is None else at, StepTimer(self._device)
         self._counted = 0, self._anchor
+        self._look, self._kept = look, False
 
     def _begin_first_step(self) -> None:
         self._enter("first_step")
@@ -163,7 +165,8 @@ class MeasuringLoop:
         self._device.synchronize()
         begin, end = self._anchor, self._device.now()
         self._first_step = end - begin, end
-        self._rows.append(StepRow("first", begin, end - begin, self._outcomes.data_waits[0]))
+        self._timer.finished()
+        self._rows.append(StepRow("first", begin, end - begin, self._timer.lost[0]))
 
     def _after_first_step(self) -> None:
         self._end_first_step()
@@ -271,8 +274,8 @@ class MeasuringLoop:
         self.done = True
 
     def _append_rows(self, phase: StepPhase) -> None:
-        self._rows.chain(phase, self._anchor, self._timer.finished(), self._outcomes.data_waits[self._first_outcome :])
-        self._first_outcome = len(self._outcomes)  # what fails from here on leaves no further rows to be rescued
+        self._rows.chain(phase, self._anchor, self._timer.finished(), self._timer.lost)
+        self._kept = True  # what fails from here on leaves no further rows to be rescued
 
 
 Validate = Callable[[], tuple[float | None, float | None]]

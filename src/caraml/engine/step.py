@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from caraml.base.errors import InputError
 from caraml.base.format import human
-from caraml.engine.device import CudaGraph
+from caraml.engine.device import CudaGraph, Device
 from caraml.engine.precision import autocast, freeze
 from caraml.engine.ranks import copies, exchange_copies
 from caraml.engine.steps import Batches, Step, StepOutcome, rates
@@ -51,20 +51,25 @@ def make_step(
     divided: Divided | None = None,
     watch: Watch = iter,
     *,
+    clock: Device | None = None,
     told: dict[str, Any] | None = None,
 ) -> Step:
     """The step of a point's mode; ``divided`` is this process's part of a model that the point divides.
 
-    ``watch`` sees every micro-batch that a step takes: in mode `compute` too, where the loader gives four and no more. ``told`` gets what
-    a record says of how the step is made.
+    ``watch`` sees every micro-batch that a step takes: in mode `compute` too, where the loader gives four and no more. ``clock`` tells, if
+    it can, what it costs the device to wait for them. ``told`` gets what a record says of how the step is made.
     """
     told = {} if told is None else told
-    batches = task.batches
+    source = task.batches
     if point.mode == "compute":
-        batches = itertools.cycle([next(task.batches) for _ in range(RESIDENT_BATCHES)])
-    batches = watch(batches)
+        source = itertools.cycle([next(task.batches) for _ in range(RESIDENT_BATCHES)])
+    source = watch(source)
     if point.mode == "data":
-        return partial(_read, Batches(batches), point.accumulation * task.batches_per_step)
+        return partial(_read, Batches(source), point.accumulation * task.batches_per_step)
+    if divided is not None and divided.part is not None:
+        source = divided.part.cut(source)
+    tells = clock is not None and clock.behind and point.mode != "compute"
+    batches = Batches(source, clock if tells else None)
     if divided is not None:
         from caraml.engine.parallel.step import DividedStep
 
@@ -81,7 +86,7 @@ def make_step(
 def _read(batches: Batches, count: int) -> StepOutcome:
     for _ in range(count):
         batches.take()
-    return StepOutcome(None, batches.waited())
+    return batches.outcome(None)
 
 
 class TrainStep:
@@ -93,7 +98,7 @@ class TrainStep:
     def __init__(
         self,
         task: Task,
-        batches: Iterator[Any],
+        batches: Batches,
         point: Point,
         device: torch.device,
         *,
@@ -101,7 +106,7 @@ class TrainStep:
         told: dict[str, Any] | None = None,
     ) -> None:
         self._task, self._point, self._device = task, point, device
-        self._batches = Batches(batches)
+        self._batches = batches
         self._scaler = torch.amp.GradScaler(device.type, enabled=point.precision == "fp16")
         self._model = _wrapped(task.model, point, device)
         self._one = torch.ones((), device=device)
@@ -119,7 +124,7 @@ class TrainStep:
         for rate in self._rates:
             rate.step()
         scale = torch.as_tensor(self._scaler.scale(self._one)).clone() if self._scaler.is_enabled() else None
-        return StepOutcome(total, self._batches.waited(), scale, isinstance(self._run, GraphedPasses) and self._run.undecided)
+        return self._batches.outcome(total, scale, isinstance(self._run, GraphedPasses) and self._run.undecided)
 
     def _passes(self, batches: Iterator[Any]) -> torch.Tensor:
         """Mean loss of the micro-batches, by which the weights have been updated."""
@@ -146,8 +151,8 @@ class TrainStep:
 class InferenceStep:
     """Forward passes over ``accumulation`` micro-batches, without gradients. Ranks do not meet."""
 
-    def __init__(self, task: Task, batches: Iterator[Any], point: Point, device: torch.device, told: dict[str, Any]) -> None:
-        self._batches, self._point, self._device = Batches(batches), point, device
+    def __init__(self, task: Task, batches: Batches, point: Point, device: torch.device, told: dict[str, Any]) -> None:
+        self._batches, self._point, self._device = batches, point, device
         self._model, self._predict = task.model.eval(), task.predict or task.loss
         if point.knobs.frozen_weights:
             self._model, told["frozen_weights"] = freeze(self._model, point.precision)
@@ -159,13 +164,13 @@ class InferenceStep:
             batch = self._batches.take()
             with torch.inference_mode(), autocast(self._point.precision, self._device):
                 self._predict(self._model, batch)
-        return StepOutcome(None, self._batches.waited())
+        return self._batches.outcome(None)
 
 
 class OwnStep:
     """The step of a task that makes its own, with the tools it is lent (:class:`caraml.workloads.base.StepTools`)."""
 
-    def __init__(self, task: Task, batches: Iterator[Any], point: Point, device: torch.device) -> None:
+    def __init__(self, task: Task, batches: Batches, point: Point, device: torch.device) -> None:
         assert task.own_step is not None
         if point.accumulation > 1:
             raise InputError(
@@ -177,7 +182,7 @@ class OwnStep:
                 f"compile: found {point.compile!r}, which replays CUDA graphs; workload {point.workload!r} makes its own step of several "
                 "passes, expected 'default' or 'max-autotune-no-cudagraphs'"
             )
-        self._batches, self._point, self._device = Batches(batches), point, device
+        self._batches, self._point, self._device = batches, point, device
         self._scaler = torch.amp.GradScaler(device.type, enabled=point.precision == "fp16")
         self._one = torch.ones((), device=device)
         self._step = task.own_step(self)
@@ -185,7 +190,7 @@ class OwnStep:
     def __call__(self) -> StepOutcome:
         loss = self._step()
         scale = torch.as_tensor(self._scaler.scale(self._one)).clone() if self._scaler.is_enabled() else None
-        return StepOutcome(loss.detach(), self._batches.waited(), scale)
+        return self._batches.outcome(loss.detach(), scale)
 
     def next_batch(self) -> Any:
         return self._batches.take()

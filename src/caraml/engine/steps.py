@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from caraml.base.errors import InputError
 from caraml.base.format import count
 from caraml.base.processes import node_key
+from caraml.engine.device import Device, Take
 from caraml.engine.instruments import NodeSummary
 
 StepPhase = Literal["first", "warm_up", "measure", "after"]
@@ -34,6 +35,7 @@ class StepRow:
     start: float
     seconds: float
     data_wait: float
+    """What it lost to its input, of this rank alone."""
 
 
 class StepTable:
@@ -125,18 +127,18 @@ class Scalars:
 
 
 class Outcomes:
-    """What steps left behind: of each the wait for its batches [s], and its loss and the loss scale after it where there are such."""
+    """What steps left behind: of each its loss, and the loss scale after it, where there are such."""
 
     def __init__(self) -> None:
-        self.data_waits, self.losses, self.scales = array("d"), Scalars(), Scalars()
+        self.losses, self.scales, self._count = Scalars(), Scalars(), 0
 
     def append(self, outcome: StepOutcome) -> None:
-        self.data_waits.append(outcome.data_wait)
+        self._count += 1
         self.losses.append(outcome.loss)
         self.scales.append(outcome.scale)
 
     def __len__(self) -> int:
-        return len(self.data_waits)
+        return self._count
 
 
 @dataclass
@@ -152,31 +154,39 @@ class StepOutcome:
     """Loss scale after the step, on the device; a fall means that the update was skipped."""
     undecided: bool = False
     """Whether the step still tries ways to run, so that none of its kind may be measured."""
+    takes: Sequence[Take] = ()
+    """The waits for batches, where a device tells what they cost it."""
 
 
 Step = Callable[[], StepOutcome]
 
 
 class Batches:
-    """Batches as steps take them, and how long the host waits for them."""
+    """Batches as steps take them, and how long that takes: the host, and of a ``device`` that works behind the host's back, the device."""
 
-    def __init__(self, source: Iterator[Any]) -> None:
-        self._source, self._waited = source, 0.0
+    def __init__(self, source: Iterator[Any], device: Device | None = None) -> None:
+        self._source, self._device = source, device
+        self._now = time.monotonic if device is None else device.now
+        self._waited, self._takes = 0.0, list[Take]()
 
     def take(self) -> Any:
         """The next one. Raises ``InputError`` where there is none."""
-        begin = time.monotonic()
+        before = self._device.mark() if self._device is not None and self._takes else None
+        begin = self._now()
         try:
             batch = next(self._source)
         except StopIteration:
             raise InputError("the workload's batches came to an end; expected endless ones", "docs/extend/workload.md") from None
-        self._waited += time.monotonic() - begin
+        seconds = self._now() - begin
+        self._waited += seconds
+        if self._device is not None:
+            self._takes.append(Take(begin, seconds, before, self._device.mark()))
         return batch
 
-    def waited(self) -> float:
-        """Seconds of waiting since this was last asked for."""
-        waited, self._waited = self._waited, 0.0
-        return waited
+    def outcome(self, loss: torch.Tensor | None, scale: torch.Tensor | None = None, undecided: bool = False) -> StepOutcome:
+        """What a step leaves behind that took all batches since the one before."""
+        waited, takes, self._waited, self._takes = self._waited, self._takes, 0.0, []
+        return StepOutcome(loss, waited, scale, undecided, takes)
 
 
 def samples_in(batch: Any) -> int | None:

@@ -186,7 +186,7 @@ class Measured:
     steps: Sequence[float]
     """Time of every step from the first on."""
     data_wait: float | None
-    """Longest wait for batches inside the window; ``None`` where the loop does not tell."""
+    """What input cost the window; ``None`` where that is not known."""
     first_step_time: float
     time_to_first_step: float
     device_memory: int | None = None
@@ -200,6 +200,8 @@ class Measured:
     """Finished phases; none overlap."""
     whole_data_wait: float | None = None
     """The same over all steps."""
+    no_wait: str = ""
+    """Why one of both is not known."""
     validation_loss: float | None = None
     no_validation: str = ONLY_TRAINED
     """Why there is no validation loss, or no saved model, if there is none."""

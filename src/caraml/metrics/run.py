@@ -13,7 +13,6 @@ from caraml.base.format import count
 from caraml.base.stats import t_critical
 from caraml.metrics.energy import NODE, joules, powers
 from caraml.metrics.model import METRICS, Epoch, Measured, Metric, Phase, scaled, steps_per_epoch, unit_of, unknown
-from caraml.metrics.window import NOT_TOLD
 from caraml.power.model import HEADLINES, WindowEnergy
 from caraml.suite.model import Point
 
@@ -27,7 +26,7 @@ _OF_APPLICATION = ("run_time", "run_energy", "run_node_energy", "action")
 TO_THE_END = ("runtime", *_SHARES, *_OF_APPLICATION)
 """Metrics that are not known before the model is saved."""
 INPUT_BOUND_SHARE = 0.1
-"""Share of the window spent waiting for batches above which a run is input-bound: without the wait one CPU would be 11 % faster or more."""
+"""Share of the window spent waiting for batches above which a run is input-bound: one device would be 11 % faster without, or more."""
 
 
 def run_metrics(run: Measured, energy: WindowEnergy | None) -> dict[str, Metric]:
@@ -37,7 +36,7 @@ def run_metrics(run: Measured, energy: WindowEnergy | None) -> dict[str, Metric]
     validation = Metric(value=run.validation_loss, unit="1", reason=run.no_validation if run.validation_loss is None else None)
     wait = run.whole_data_wait
     if wait is None:
-        loads = unknown(("loading_time", *_SHARES), NOT_TOLD)
+        loads = unknown(("loading_time", *_SHARES), run.no_wait)
     else:
         loading, computing = _total(run.phases, ("data",)) + wait, training - wait
         parts = (loading, computing, run.runtime - loading - computing)
@@ -107,29 +106,22 @@ def _staging(run: Measured) -> Metric:
 
 
 def is_input_bound(point: Point, metrics: Mapping[str, Metric]) -> bool:
-    """Whether faster input would have made this run faster: waits for batches took more than :data:`INPUT_BOUND_SHARE` of the window. Of an
-    accelerator by however little, and not at all where each wait is shorter than what its host is ahead."""
+    """Whether faster input would have made this run faster: waits for batches took more than :data:`INPUT_BOUND_SHARE` of the window."""
     wait = metrics["data_wait_share"].value
     return point.mode == "train" and wait is not None and wait > INPUT_BOUND_SHARE
 
 
-def without_wait(throughput: Metric, wait: float | None, trained: bool, behind: bool = False, alone: bool = True) -> Metric:
-    """Throughput of the same steps without the waits for batches, and what that says of the run. A device that works ``behind`` the host's
-    back may have worked during the waits: then it is the most that the throughput would have been, if it is ``alone``. Several may lose
-    less or more than the rank that waits longest: nothing is said of what bounds them."""
-    if throughput.value is None or wait is None or not trained or wait >= 1:
+def without_wait(throughput: Metric, wait: Metric, point: Point) -> Metric:
+    """Throughput of the same steps with batches that are there at once, and what that says of the run. Ranks whose own work differs wait
+    for that, too: of several it is the most that it would have been."""
+    if point.mode != "train":
         return Metric(value=None, unit=throughput.unit, reason="only mode train both waits and computes")
-    kind = "input-bound" if wait > INPUT_BOUND_SHARE else "compute-bound"
-    most = "; the device may have worked meanwhile, so this is the most without the wait" if behind else ""
-    if not behind and not alone:
-        most = "; ranks whose own work differs wait for that, too, so this is the most without the wait"
-    reason = f"{kind}: {100 * wait:.2g} % of the window was spent waiting for batches{most}"
-    if behind and not alone:
-        reason = (
-            f"the rank that waits longest spent {100 * wait:.2g} % of the window waiting for batches; the devices may have worked "
-            "meanwhile, and may have waited for one another's input in other steps: see mode compute"
-        )
-    return Metric(value=throughput.value / (1 - wait), unit=throughput.unit, reason=reason)
+    if throughput.value is None or wait.value is None or wait.value >= 1:
+        return Metric(value=None, unit=throughput.unit, reason=wait.reason or "there is nothing but the wait")
+    kind = "input-bound" if wait.value > INPUT_BOUND_SHARE else "compute-bound"
+    most = "; ranks whose own work differs wait for that, too, so this is the most without the wait" if point.world > 1 else ""
+    reason = f"{kind}: {100 * wait.value:.2g} % of the window was spent waiting for batches{most}"
+    return Metric(value=throughput.value / (1 - wait.value), unit=throughput.unit, reason=reason)
 
 
 # -- epochs ------------------------------------------------------------------------------------------------------------

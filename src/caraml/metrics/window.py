@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from caraml.system.limits import Look
 
 _QUANTILES = {"step_time_median": 0.5, "step_time_p5": 0.05, "step_time_p95": 0.95}
-NOT_TOLD = "the loop does not say how long it waited for its input"
 LIMIT_METRICS = ("memory_traffic", "arithmetic_intensity", "share_of_limit")
 SHARES = ("mfu", "mfu_measured", "hfu", "share_of_limit")
 """Metrics that are parts of a limit."""
@@ -79,7 +78,7 @@ def _rates(measured: Measured, interval: Interval) -> dict[str, Metric]:
         "data_wait_share": Metric(
             value=None if measured.data_wait is None else measured.data_wait / window.seconds,
             unit="1",
-            reason=NOT_TOLD if measured.data_wait is None else None,
+            reason=measured.no_wait if measured.data_wait is None else None,
         ),
     }
     if facts.bytes_per_sample is not None:

@@ -48,7 +48,7 @@ FLAGS: dict[str, str] = {
     "short_window": "the marked window is shorter than 0.1 s, and lines that a program prints are seen with a delay of milliseconds",
     "busy_machine": "other work used the machine while the window was open",
     "truncated": "the batch system was about to end the job, so the window ended early",
-    "input_bound": "more than a tenth of the window was spent waiting for batches: that cost time, on accelerators maybe little",
+    "input_bound": "more than a tenth of the window was spent waiting for batches",
     "damaged_input": "damaged input files were met and skipped; facts.data names them",
     "mixed_nodes": "the nodes of this point differ in device or software; `nodes` says in what",
     "target_missed": "the last epoch ended before the loss or accuracy that was asked for",

@@ -52,6 +52,7 @@ class KnownDevice:
     """A device whose every launch takes the time it is told. The host runs ahead of it by up to ``queue`` seconds."""
 
     settle_seconds = window_seconds = 0.0
+    behind = True
 
     def __init__(self, clock: Clock, launch_cost: float = 0.0, queue: float = 0.25) -> None:
         import torch  # not above: who plans a suite does not need it

@@ -6,6 +6,7 @@ integral of the made-up sensors' signals.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -30,8 +31,8 @@ Verdict = Literal["right", "wrong", "note", "not here"]
 _STYLES = {"right": "green", "wrong": "bold red", "note": "yellow", "not here": "dim"}
 EDGE_SECONDS = 0.01
 """By how much the two ends of a window may lie beside the truth: a sleeping host is woken late."""
-WAKE_SHARE = 0.2
-"""By how much a sleep of a few milliseconds may be longer than asked for; it is never shorter."""
+LAUNCH_SECONDS = 0.002
+"""What a host may take from a batch to the launch of the work on it."""
 GPU_CALIBRATION = 0.03
 """Relative error of a kernel that was told how long to run, by clocks that change."""
 SWITCH_SECONDS = 0.001
@@ -282,7 +283,7 @@ def _pace(record: Record, store: Store) -> list[Finding]:
         *_rate(record, seconds),
         *_work(record, seconds),
         number("peak memory", PEAK_MEMORY, metrics.get("peak_memory")),
-        number("data wait", 0.0, metrics.get("data_wait_share"), 0.01),
+        _no_wait(record),
         _steps_fill_the_window(record, store),
         _table_says_the_same(record),
         *energy_claims(record, store),
@@ -319,14 +320,13 @@ def _slow_rank(record: Record, store: Store) -> list[Finding]:
     return [
         *_rate(record, seconds),
         number("first step", first, record.metrics.get("first_step_time"), EDGE_SECONDS),
-        _wait(record, params.slow_rank_data_extra / seconds),
+        _no_wait(record),
     ]
 
 
-def _wait(record: Record, share: float) -> Finding:
-    """Data wait; the truth lies in the middle of what a late waker makes of it."""
-    half = share * WAKE_SHARE / 2
-    return number("data wait", share + half, record.metrics.get("data_wait_share"), half + share * _edge(record))
+def _no_wait(record: Record) -> Finding:
+    """Whatever hosts wait for their batches, their devices work meanwhile."""
+    return number("data wait", 0.0, record.metrics.get("data_wait_share"), 0.01)
 
 
 def _nodes(record: Record, store: Store) -> list[Finding]:
@@ -345,7 +345,14 @@ def _nodes(record: Record, store: Store) -> list[Finding]:
 
 def _accumulation(record: Record, store: Store) -> list[Finding]:
     params, count = _params(record), record.point.accumulation
-    return [*_rate(record, count * params.step_seconds), _wait(record, params.data_seconds / params.step_seconds)]
+    return [*_rate(record, count * params.step_seconds), _no_wait(record)]
+
+
+def _late_input(record: Record, store: Store) -> list[Finding]:
+    """Batches that come later than the device has done the one before: all of a step but its work is lost, and what launching takes."""
+    count, step = record.point.accumulation, record.metrics["step_time_mean"].value or math.inf
+    lost, launching = 1 - count * _params(record).step_seconds / step, count * LAUNCH_SECONDS / step
+    return [number("data wait", lost, record.metrics.get("data_wait_share"), launching + _edge(record))]
 
 
 def _skipped_updates(record: Record, store: Store) -> list[Finding]:
@@ -401,6 +408,7 @@ _CLAIMS: dict[str, Callable[[Record, Store], list[Finding]]] = {
     "nodes": _nodes,
     "nodes with a dead sensor": silence_claims,
     "accumulation": _accumulation,
+    "late input": _late_input,
     "skipped updates": _skipped_updates,
     "warm-up": _warm_up,
     "getting slower": _getting_slower,

@@ -29,6 +29,7 @@ from caraml.system.detect import detect, environment
 from caraml.worker.record import Known, PhaseLog, make_record
 
 _NO_PEAK = "not measured beside a loop of one's own"
+_NOT_TOLD = "the loop does not say how long it waited for its input"
 _UNSTATED = {
     **dict.fromkeys(
         ("compile", "knobs", "placement", "deterministic", "seed", "mode"), "the loop was not made by CARAML, which did not look"
@@ -95,7 +96,7 @@ class LoopRecords:
     def known(self, folder: Path, point: Point, files: dict[str, str], runtime: float, phases: list[Phase]) -> Known:
         """What a record in ``folder`` says besides what the ranks measured; ``runtime`` in seconds, with its ``phases``."""
         probed = Peak(value=None, dtype=point.precision, reason=_NO_PEAK)
-        known = Known(folder, point, self._facts, self.zero, self._started_at, probed, files=files, tells_wait=False)
+        known = Known(folder, point, self._facts, self.zero, self._started_at, probed, files=files, no_wait=_NOT_TOLD)
         known.runtime, known.phases = runtime, phases
         return known
 

@@ -44,6 +44,8 @@ FINGERPRINT_STEP = 4
 """Whose loss is the fingerprint: three updates stand in it, and every point has at least as many steps."""
 
 _MOST_NAMED = 20
+CLOSE = 0.01
+"""Share of the time that the bounds of what input cost may lie apart."""
 
 
 @dataclass
@@ -74,8 +76,10 @@ class Known:
     """Why validating or saving failed, if it did."""
     chosen: dict[str, Any] = field(default_factory=dict)
     """What was chosen for this point by measurement, and why."""
-    tells_wait: bool = True
-    """Whether the steps say how long they waited for their input."""
+    no_wait: str = ""
+    """Why the steps do not say what they lost to their input, if they do not."""
+    meetings: int = 1
+    """How often ranks that train wait for each other in a step, each time after they have waited for a batch."""
 
     def lack(self, reason: str) -> None:
         """What was to be validated or saved after the window, and is not known by now, never will be."""
@@ -156,8 +160,7 @@ def make_record(ranks: list[RankSummary], known: Known, *, table: bool = True) -
     metrics = derive(measured, nodes.energy, nodes.idle, datasheet, known.probed, bandwidth=known.bandwidth, cache=known.cache)
     metrics["other_cpu_share"] = nodes.other_cpu
     metrics |= run_metrics(measured, nodes.energy)
-    trained, behind, wait = point.mode == "train", point.device_class == "gpu", metrics["data_wait_share"].value
-    metrics["throughput_without_wait"] = without_wait(metrics["throughput"], wait, trained, behind, point.world == 1)
+    metrics["throughput_without_wait"] = without_wait(metrics["throughput"], metrics["data_wait_share"], point)
     if known.facts.epoch_items is not None:
         metrics |= nominal_epoch(metrics["energy_per_item"], known.facts.epoch_items, point.world)
     metrics |= epoch_metrics(measured, joules(nodes.spans.get("epochs"), *HEADLINES))
@@ -205,7 +208,8 @@ def together(ranks: list[RankSummary], known: Known) -> Measured:
     why = "the workload has no held-out data" if trains else ONLY_TRAINED
     if loss is not None and not np.isfinite(loss):
         loss, why = None, "it was NaN or infinite"
-    waits = known.tells_wait
+    waited, why_not = _lost(inside, known)
+    whole_waited, whole_why_not = _lost([rank.rows for rank in ranks], known, whole=True)
     times = _slowest(ranks, in_step=known.point.in_step)
     shortest, longest = seen(times[first : first + steps])
     each = [sum(items) for items in zip(*(rank.items for rank in ranks), strict=True)]
@@ -227,7 +231,7 @@ def together(ranks: list[RankSummary], known: Known) -> Measured:
             closed_within=_apart(ranks, [rank.end for rank in ranks], [rank.waits[1] for rank in ranks]),
         ),
         steps=times,
-        data_wait=_longest_wait(inside, known.point) if waits else None,
+        data_wait=waited,
         first_step_time=max(rank.first_step_time for rank in ranks),
         time_to_first_step=mine.first_step_end - known.origin,
         device_memory=max(memory, default=None),
@@ -236,7 +240,8 @@ def together(ranks: list[RankSummary], known: Known) -> Measured:
         rank_steps=[float(np.mean(rows.seconds)) for rows in inside],
         runtime=known.runtime,
         phases=known.phases,
-        whole_data_wait=_longest_wait([rank.rows for rank in ranks], known.point) if waits else None,
+        whole_data_wait=whole_waited,
+        no_wait=why_not or whole_why_not,
         validation_loss=loss,
         no_validation=known.afterwards_failed or why,
         epochs=list(_epochs(ranks, times)),
@@ -277,12 +282,33 @@ def _slowest(ranks: list[RankSummary], *, in_step: bool) -> Sequence[float]:
     return array("d", slowest.tobytes())
 
 
-def _longest_wait(ranks: list[StepTable], point: Point) -> float:
-    """Seconds that these steps waited for batches: on CPUs whose ranks wait for each other, each step as long as the rank that waited
-    longest in it. Elsewhere that would count waits of several ranks at one time more than once: it is the longest of any rank."""
-    if point.in_step and point.device_class == "cpu":
-        return float(np.maximum.reduce([np.frombuffer(rows.data_waits) for rows in ranks]).sum())
-    return max(sum(rows.data_waits) for rows in ranks)
+def _lost(ranks: list[StepTable], known: Known, *, whole: bool = False) -> tuple[float | None, str]:
+    """Seconds that these steps, the ``whole`` run's or the window's, lost to their input, or why that is not known.
+
+    Ranks that meet in every step wait for the input of each other: a step loses as much as the rank that lost most in it, and less where
+    that rank has less work than others. Of ranks that meet several times in a step, losses at different times add up. Stages of a pipeline
+    begin a step one after the other: a later one may have lost what it would have waited for anyway. Of ranks that do not meet, it is by
+    how much sooner the last one would have ended.
+    """
+    if known.no_wait:
+        return None, known.no_wait
+    seconds = [sum(rows.seconds) for rows in ranks]
+    if not known.point.in_step:
+        return max(seconds) - max(took - sum(rows.data_waits) for took, rows in zip(seconds, ranks, strict=True)), ""
+    waits = np.stack([np.frombuffer(rows.data_waits) for rows in ranks])
+    least = most = float(waits.max(axis=0).sum())
+    at_once = float(waits[:, : int(whole)].max(axis=0).sum())  # in the first step of all, while every loader begins
+    why = ""
+    if known.point.placement.pp > 1:
+        least, why = at_once, "the stages of a pipeline begin a step one after the other"
+    elif known.meetings > 1:
+        most, why = (
+            min(at_once + float(waits[:, int(whole) :].sum()), max(seconds)),
+            "the ranks wait for each other several times in a step",
+        )
+    if most - least <= CLOSE * max(seconds):
+        return most, ""
+    return None, f"{why}: input cost {100 * least / max(seconds):.2g} to {100 * most / max(seconds):.2g} % of the time"
 
 
 def _epochs(ranks: list[RankSummary], times: Sequence[float]) -> Iterator[Epoch]:
@@ -318,7 +344,7 @@ def _step_rows(ranks: list[RankSummary], known: Known) -> Iterator[tuple[Any, ..
         losses: Iterable[float | None] = rank.losses or repeat(None, len(rank.rows))
         places = zip(rank.rows, losses, _places(rank, per_epoch), strict=True)
         for index, (row, loss, (epoch, batch)) in enumerate(places):
-            wait = row.data_wait if known.tells_wait else None
+            wait = None if known.no_wait else row.data_wait
             yield index, number, row.phase, row.start - known.origin, row.seconds, wait, loss, epoch, batch
 
 

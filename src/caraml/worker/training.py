@@ -212,12 +212,17 @@ class Worker:
 
     def _step(self, task: Task, device: Device, watch: Watch) -> tuple[Tracer | None, Step]:
         """The step, and what will trace it once everything is measured."""
+        takes = self.point.accumulation * task.batches_per_step
+        if task.own_step is not None or self.point.placement.split:
+            self._known.meetings = takes
+        if takes > 1 and not device.behind and device.torch_device.type != "cpu":
+            self._known.no_wait = "the device's events tell no time, so what a wait within a step costs is not known"
         tracer = None
         if self.point.profile:
             tracer = Tracer(self.point, device, self.folder if self.rank == 0 else None)
             looked_after = watch
             watch = lambda batches: tracer.watch(looked_after(batches))  # noqa: E731
-        step = make_step(task, self.point, device.torch_device, self._divided, watch, told=self._known.chosen)
+        step = make_step(task, self.point, device.torch_device, self._divided, watch, clock=device, told=self._known.chosen)
         for one in self._replacements:
             step = one.around(step, self.log.phase)
         return tracer, step

@@ -202,10 +202,9 @@ def _schedule(parts: Sequence[PipelineStage], point: Point, loss: LossOf) -> _Pi
 class DividedStep:
     """Forward, backward and update of this process's part over ``accumulation`` micro-batches."""
 
-    def __init__(self, task: Task, divided: Divided, batches: Iterator[Any], point: Point, device: torch.device) -> None:
+    def __init__(self, task: Task, divided: Divided, batches: Batches, point: Point, device: torch.device) -> None:
         assert task.division is not None
-        self._batches = Batches(batches if divided.part is None else divided.part.cut(batches))
-        self._task, self._divided, self._point, self._device = task, divided, point, device
+        self._task, self._divided, self._batches, self._point, self._device = task, divided, batches, point, device
         self._scaler = DividedScaler(device.type, enabled=point.precision == "fp16")
         self._one = torch.ones((), device=device)
         self._scaler.scale(self._one)  # makes the scale also where no loss is ever scaled
@@ -217,7 +216,7 @@ class DividedStep:
     def __call__(self) -> StepOutcome:
         with around_step(self._point.placement.tp):
             loss = self._passes() if self._pipeline is None else self._flow(self._pipeline)
-        return StepOutcome(loss, self._batches.waited(), self._update())
+        return self._batches.outcome(loss, self._update())
 
     def _scaled(self, loss: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The loss that the last stage has computed from the targets itself."""
