@@ -128,23 +128,23 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_980,
+    "analysis": 4_016,
     "base": 3_090,
     "campaign": 1_695,
     "cli": 1_621,
     "data": 794,
-    "engine": 5_168,
+    "engine": 5_221,
     "launch": 1_903,
-    "metrics": 1_019,
+    "metrics": 1_012,
     "power": 5_050,
     "reference": 515,
-    "report": 4_872,
-    "results": 3_415,
+    "report": 4_867,
+    "results": 3_401,
     "suite": 2_730,
     "system": 3_586,
-    "verify": 1_048,
-    "worker": 2_798,
-    "workloads": 8_334,
+    "verify": 1_057,
+    "worker": 2_828,
+    "workloads": 8_330,
 }
 FILES = 195
 
