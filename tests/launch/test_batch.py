@@ -119,6 +119,14 @@ def test_a_program_sees_the_gpus_that_it_asked_for(devices: int, seen: str, tmp_
     assert (tmp_path / "seen").read_text().splitlines()[0] == seen
 
 
+@pytest.mark.parametrize("workload", ["command", "known"])
+def test_only_what_a_worker_had_put_away_is_removed_where_a_job_starts_again(workload: str, tmp_path: Path, make_point: MakePoint) -> None:
+    """A program may go on from files that happen to be called so."""
+    point = make_point(workload=workload, params={"argv": ["true"]} if workload == "command" else {})
+    (removed,) = [line for line in script(tmp_path, point).splitlines() if "rm -f " in line]
+    assert ("so_far.bin" in removed) == ("steps" in removed) == (workload != "command")
+
+
 @pytest.mark.parametrize(("requeue", "taken"), [(False, True), (True, True), (True, False)])
 def test_a_preempted_job_that_has_a_while_left_is_no_failure(requeue: bool, taken: bool, tmp_path: Path, make_point: MakePoint) -> None:
     """Where the partition has a GraceTime, the step is ended and the job's state stays RUNNING."""

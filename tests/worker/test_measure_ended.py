@@ -26,9 +26,11 @@ from caraml.engine.ranks import Ranks
 from caraml.results.journal import tables
 from caraml.results.record import Record
 from caraml.results.rows import read_table, write_table
-from caraml.results.store import RECORD, Store, read_record
+from caraml.results.store import JOURNAL, RECORD, Store, read_record
+from caraml.suite.model import OWN_LOOP
 from caraml.worker import measure as own_loop
 from caraml.worker import measure_record, place
+from tests.conftest import MakePoint
 from tests.faults.conftest import until
 from tests.worker.loops import QUICK, Twins, measured, only
 
@@ -274,11 +276,26 @@ def test_a_loop_that_is_killed_outright_has_its_record_once_the_next_begins(tmp_
     again(out)
     record = read_record(folder / RECORD)
     assert record.status == "failed" and record.ended_by_hand and record.value("throughput") is None
-    assert re.fullmatch(r"killed by SIGKILL, or lost with its node; what was measured until \d+\.\d s is kept", record.reason or "")
+    assert re.fullmatch(
+        r"killed by SIGKILL or a crash, or lost with its node; what was measured until \d+\.\d s is kept", record.reason or ""
+    )
     assert {*record.files} == {"steps", "power"} and record.phases[-1].name == "measure" and record.facts is not None
     assert read_table(folder / record.files["steps"])["phase"].count("measure") >= steps
     assert record.unstated and str(folder / RECORD) in capsys.readouterr().err
     assert not {path.name for path in folder.iterdir()} & {"so_far.bin", "measured.json"}
+
+
+def test_only_loops_of_ones_own_that_have_ended_have_their_record_from_the_next(tmp_path: Path, make_point: MakePoint) -> None:
+    """One on another machine, or that is ending just now, is known by its files alone; what a link leads to has somebody else."""
+    ended, ending = (Store(tmp_path / "out").new_attempt(make_point(workload=OWN_LOOP, seed=seed)) for seed in (1, 2))
+    linked = Store(tmp_path / "other").new_attempt(make_point(workload=OWN_LOOP))
+    for folder in (ended, ending, linked):
+        (folder / JOURNAL).touch()
+    for path in (*ended.iterdir(), *linked.iterdir()):
+        os.utime(path, (1, 1))
+    (ended.parent / "2").symlink_to(linked)
+    measure_record.record_killed(tmp_path / "out")
+    assert [(folder / RECORD).exists() for folder in (ended, ending, linked)] == [True, False, False]
 
 
 METERED = {**os.environ, "CARAML_POWER": "fake:constant"}

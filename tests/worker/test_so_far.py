@@ -17,7 +17,7 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.steps import StepOutcome, StepTable
 from caraml.power.model import Channel, Reading
 from caraml.power.store import ReadingStore
-from caraml.results.finish import finish
+from caraml.results.finish import Failure, finish, note_failure
 from caraml.results.journal import block, tables, told
 from caraml.results.rows import read_table
 from caraml.results.store import JOURNAL, RECORD, Store, read_record
@@ -34,7 +34,7 @@ EPOCHS = Policy(epochs=3, idle_seconds=0)
 def loop_of(policy: Policy, look: Any) -> tuple[MeasuringLoop, Any]:
     """A loop with steps of 50 to 80 ms on a device of known speed, that calls ``look`` with itself, and its step."""
     device, steps = KnownDevice(VirtualClock(1000.0), 0.001, queue=1.0), iter(range(10_000))
-    hooks = Hooks(progress=lambda progress: look(loop))
+    hooks = Hooks(progress=lambda progress: look(loop), meanwhile=lambda: look(loop))
 
     def step() -> StepOutcome:
         device.launch(0.05 + 0.01 * (next(steps) % 4))
@@ -106,6 +106,13 @@ def test_of_a_file_that_was_cut_off_what_is_whole_counts(tmp_path: Path) -> None
         (tmp_path / "steps.parquet").unlink(missing_ok=True)
 
 
+def test_a_block_of_which_a_part_never_reached_the_disk_does_not_count(tmp_path: Path) -> None:
+    """As where a node is lost: the size is known there, and zeros are read."""
+    first, second = (block({"start": array("d", [at, at + 1])}, table="steps") for at in (0.0, 2.0))
+    (tmp_path / JOURNAL).write_bytes(first + second[:-8] + bytes(8))
+    assert read_table(tmp_path / tables(tmp_path)["steps"])["start"] == [0.0, 1.0]
+
+
 def test_a_disk_that_does_not_answer_holds_up_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it did not take is written once it does, with what came meanwhile."""
     monkeypatch.setattr(so_far, "_EVERY", 0.0)
@@ -148,6 +155,48 @@ def test_it_is_seldom_that_anything_is_written(tmp_path: Path, monkeypatch: pyte
     assert all(gap <= 2.5 or gap <= 0.02 * at + 0.5 for gap, at in zip(gaps, written, strict=False))
 
 
+def test_of_a_long_window_no_more_is_lost_than_of_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks of the loop are a twentieth of its steps apart: of three hours nine minutes."""
+    clock, written = VirtualClock(1000.0), list[float]()
+    monkeypatch.setattr(so_far, "time", SimpleNamespace(monotonic=clock.now))
+    thread = lambda **_: SimpleNamespace(start=lambda: written.append(clock.now()))  # noqa: E731
+    monkeypatch.setattr(so_far, "threading", SimpleNamespace(Lock=threading.Lock, Thread=thread))
+    here, device = away(tmp_path), KnownDevice(clock, 0.001, queue=1.0)
+
+    def meanwhile() -> None:
+        before = len(written)
+        here.look(loop, None)
+        if len(written) > before:
+            here._idle.release()
+
+    def step() -> StepOutcome:
+        device.launch(10.0)
+        return StepOutcome(None, 0.0)
+
+    long = Policy(min_seconds=10_800, max_seconds=10_800, idle_seconds=0, warm_up_max_seconds=100)
+    loop = MeasuringLoop(device, Ranks(), long, Hooks(meanwhile=meanwhile))
+    loop.run(step)
+    assert clock.now() > 11_800 and max(after - before for before, after in pairwise([*written, clock.now()])) <= 130
+
+
+@pytest.mark.parametrize("content", [None, b'{"rows": 0, "columns": {}, "checksum": 0}\n', b"[" * 9999, block(phases=[1], whole=False)])
+def test_a_file_of_that_name_which_is_something_else_costs_no_record(tmp_path: Path, make_point: MakePoint, content: bytes | None) -> None:
+    folder = Store(tmp_path).new_attempt(make_point())
+    (folder / JOURNAL).mkdir() if content is None else (folder / JOURNAL).write_bytes(content)
+    finish(folder, 137)
+    assert "SIGKILL" in (read_record(folder / RECORD).reason or "")
+
+
+def test_until_when_steps_are_kept_is_the_word_of_the_rank_that_kept_them(tmp_path: Path, make_point: MakePoint) -> None:
+    """Another rank has waited for it for a while."""
+    folder = Store(tmp_path).new_attempt(make_point())
+    measure, waited = ({"name": "measure", "start": 1.0, "end": end} for end in (98.0, 220.0))
+    (folder / JOURNAL).write_bytes(block(started_at="then", phases=[measure], whole=False))
+    note_failure(folder, Failure.model_validate({"status": "failed", "reason": "silence", "rank": 1, "started_at": "", "phases": [waited]}))
+    finish(folder, 1)
+    assert read_record(folder / RECORD).reason == "silence; what was measured until 98.0 s is kept"
+
+
 def test_tables_for_which_there_is_no_room_stay_as_they_were_put_away(
     tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,3 +211,5 @@ def test_tables_for_which_there_is_no_room_stay_as_they_were_put_away(
     finish(folder, 137)
     assert read_record(folder / RECORD).files == {} and (folder / JOURNAL).exists()
     assert "No space left on device" in capfd.readouterr().err
+    finish(folder, 137)  # by the campaign, after the end of the script
+    assert (folder / JOURNAL).exists()

@@ -41,6 +41,8 @@ class Hooks:
 
     phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext()
     progress: Callable[[Progress], None] = lambda progress: None
+    meanwhile: Callable[[], None] = lambda: None
+    """Called after a step, about as often as a short window is looked at: looks at a long one are a twentieth of its steps apart."""
     edge: Callable[[], object] = lambda: None
     """Called just before the window opens and just after it has closed: reads every sensor once."""
     hurry: Callable[[], bool] = lambda: False
@@ -68,6 +70,7 @@ class MeasuringLoop:
         self._undecided = False
         self._kept = False
         """Whether the rows of the current stage are in the table already."""
+        self._until_meanwhile = 0
         self._look: Callable[[], None] = lambda: None
         self.done = False
         """Whether the window is closed: steps after it are not measured."""
@@ -90,6 +93,10 @@ class MeasuringLoop:
         self._undecided = outcome.undecided
         self._timer.step_ended(outcome.data_wait, outcome.takes)
         self._left -= 1
+        self._until_meanwhile -= 1
+        if self._until_meanwhile <= 0:
+            self._until_meanwhile = steps_until_next_look(self._timer.read, 0)
+            self._hooks.meanwhile()
         if self._left <= 0:  # below, where what the owner raised from a signal cut a look short
             self._look()
         return not self.done

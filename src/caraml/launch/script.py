@@ -172,7 +172,8 @@ def _slurm(made: Recipe) -> str:
     meets = point.nodes > 1 and point.workload != "command"
     # A command's worker is no step of the job: the steps are its program's.
     warning = 'kill -USR1 "$step"' if point.workload == "command" else 'scancel --signal=USR1 "$_job"'
-    tables = "" if point.workload == "command" else " {steps,power}.{parquet,csv}"  # a program may go on from files of such a name
+    measured = f" {JOURNAL} {{steps,power}}.{{parquet,csv}}"
+    tables = "" if point.workload == "command" else measured  # a program may go on from files of such a name
     heading = "\n".join(batch.PREFIX + line for line in batch.resources(point, folder, made.threads, scheduler))
     finish = f"{shlex.quote(made.python)} -P -m caraml.results.finish {shlex.quote(str(folder))}"
     return f"""#!/usr/bin/env bash
@@ -181,7 +182,7 @@ def _slurm(made: Recipe) -> str:
 : "${{SLURM_JOB_ID:?submit this script with sbatch, or run it inside an allocation}}"
 cd {shlex.quote(str(folder))} || exit
 if [ -e {RECORD} ]; then echo "this attempt has its result already: $PWD/{RECORD}"; exit 0; fi
-{GATE}rm -f {EXIT} {FAILURE} {MEASURED} {JOURNAL}{tables}  # left by a run of this job that was cut off
+{GATE}rm -f {EXIT} {FAILURE} {MEASURED}{tables}  # left by a run of this job that was cut off
 {link_to(made.needed)}{_software(made)}{_own_gpus(point)}{_meeting_folder(site) if meets else ""}
 # What runs on each node. The warning is meant for the worker; the programs around it must survive it.
 node() {{

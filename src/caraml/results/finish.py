@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -97,7 +98,7 @@ def now(ago: float = 0.0) -> str:
 def finish(folder: Path, exit_code: int, status: Status | None = None, reason: str | None = None) -> None:
     """Write the record of an attempt that has none yet. ``status`` and ``reason``, when given, are the launcher's word and go first."""
     if (folder / RECORD).exists():
-        tidy(folder)  # the worker was killed between the two
+        (folder / MEASURED).unlink(missing_ok=True)  # the worker was killed between the two; a journal without tables yet stays
         return
     try:
         point = Point.model_validate_json(read_json(folder / "point.json"))
@@ -112,7 +113,7 @@ def finish(folder: Path, exit_code: int, status: Status | None = None, reason: s
     starved = told is None and before is not None and count is not None and count > before
     why = reason or (told.reason if told else _STARVED if starved else death(folder, exit_code))
     how = status or (told.status if told else "oom" if starved else "failed")
-    left = journal.told(folder)
+    left, phases = _put_away_by(folder)
     files = {name: file.name for name in ("steps", "power") for file in sorted(folder.glob(f"{name}.*")) if file.suffix in _TABLES}
     record = read_record(folder / MEASURED) if (folder / MEASURED).exists() else None
     if record is not None and record.window is not None:
@@ -127,15 +128,14 @@ def finish(folder: Path, exit_code: int, status: Status | None = None, reason: s
         tidy(folder)
         return
     has_tables = _make_tables(folder, files)
-    phases = failure.phases if failure else [Phase.model_validate(phase) for phase in left.get("phases", [])]
-    if left and not left["whole"] and phases:
+    if phases and not left.get("whole"):
         why += f"; what was measured until {phases[-1].end:.1f} s is kept"
     known = {
         "attempt": int(folder.name),
         "status": how,
         "reason": why,
         "started_at": failure.started_at if failure else left.get("started_at", now()),
-        "phases": phases,
+        "phases": failure.phases if failure else phases,
         "traceback": failure and failure.traceback,
         "files": files,
     }
@@ -143,6 +143,14 @@ def finish(folder: Path, exit_code: int, status: Status | None = None, reason: s
     write_record(folder, whole)
     if has_tables:
         tidy(folder)
+
+
+def _put_away_by(folder: Path) -> tuple[dict[str, Any], list[Phase]]:
+    """What a worker had put away says, and its phases; nothing where that is damaged, or cannot be read."""
+    with suppress(Exception):
+        left = journal.told(folder)
+        return left, [Phase.model_validate(phase) for phase in left["phases"]]
+    return {}, []
 
 
 def _make_tables(folder: Path, files: dict[str, str]) -> bool:

@@ -1,18 +1,20 @@
 """What a worker has measured so far: all that is left of one that is killed outright, as by the kernel or with its node.
 
 While it measures, it puts blocks behind each other into one file of the attempt's folder: a line of JSON, which says what the block is, and
-its columns as they lie in memory. That takes next to no time, and what was cut off is told from what is whole. Once the worker is gone,
-tables are made of it.
+its columns as they lie in memory. That takes next to no time. A block that did not reach the disk whole, also in the middle, is told by its
+checksum; what is before it counts. Once the worker is gone, tables are made of it.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from caraml.base.limits import RECORD, opened
 from caraml.power.store import ROW
@@ -31,8 +33,13 @@ def block(columns: Mapping[str, array[Any]] | None = None, **told: Any) -> bytes
     column stand for (``names``); zero of its times (``origin``); or anything else, without columns."""
     columns = columns or {}
     rows = min(map(len, columns.values()), default=0)
-    told |= {"rows": rows, "columns": {name: column.typecode for name, column in columns.items()}}
-    return b"".join([json.dumps(told).encode(), b"\n", *(column[:rows].tobytes() for column in columns.values())])
+    parts = [column[:rows].tobytes() for column in columns.values()]
+    told |= {"rows": rows, "columns": {name: column.typecode for name, column in columns.items()}, "checksum": _checksum(parts)}
+    return b"".join([json.dumps(told).encode(), b"\n", *parts])
+
+
+def _checksum(parts: Iterable[bytes | array[Any]]) -> int:
+    return reduce(lambda found, part: crc32(part, found), parts, 0)
 
 
 def told(folder: Path) -> dict[str, Any]:
@@ -64,11 +71,13 @@ def _blocks(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, array[Any]]]
                 head = json.loads(line)
                 columns = {name: array(kind) for name, kind in head["columns"].items()}
                 lengths = {name: head["rows"] * column.itemsize for name, column in columns.items()}
-                if file.tell() + sum(lengths.values()) > size:
+                if not 0 <= sum(lengths.values()) <= size - file.tell():
                     return
                 for name, column in columns.items():
                     column.frombytes(file.read(lengths[name]))
-            except (ValueError, TypeError, KeyError, AttributeError):  # cut off, or damaged
+                if head["checksum"] != _checksum(columns.values()):
+                    return
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # cut off, or damaged
                 return
             yield head, columns
 
@@ -76,7 +85,7 @@ def _blocks(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, array[Any]]]
 def _rows(path: Path, table: str, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     count = 0
     for head, found in _blocks(path):
-        if head.get("table") != table:
+        if head.get("table") != table or not found:
             continue
         steps = range(count, count + head["rows"])
         count = steps.stop

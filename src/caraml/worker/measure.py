@@ -80,7 +80,9 @@ class OwnLoop:
         self._so_far = SoFar(self._records.begun, ranks.rank, self._log.origin, self._records.told_so_far)
         self._instruments: Instruments | None = None
         edge = lambda: self._instruments is None or self._instruments.edge()  # noqa: E731
-        hooks = Hooks(phase=self._log.phase, progress=lambda progress: self._look(), edge=edge)
+        hooks = Hooks(phase=self._log.phase, edge=edge)
+        if ranks.world == 1:  # of several each leaves what it has where it is asked to end
+            hooks.meanwhile = lambda: self._so_far.look(self._loop, self._instruments)
         self._loop = MeasuringLoop(self._device, ranks, point.measure, hooks)
         self._until_ended = ExitStack()
         self._until_ended.enter_context(on_termination(self._keep_before_killed))
@@ -137,11 +139,6 @@ class OwnLoop:
             if not self._loop.step_ended(_NOTHING) and self._ranks.world > 1:
                 self._closed = self._gathered(last=False)
             return not self._loop.done
-
-    def _look(self) -> None:
-        """At looks of the loop: put away what was measured. Of several ranks each leaves what it has where it is asked to end."""
-        if self._ranks.world == 1:
-            self._so_far.look(self._loop, self._instruments)
 
     def finish(self, error: BaseException | None) -> None:
         """Close what is open and write the record. Collective, unless the loop failed. A generator around the block has not failed where it

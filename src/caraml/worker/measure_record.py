@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from caraml.base.errors import InputError
-from caraml.base.files import new_folder_beside, write_new
+from caraml.base.files import new_folder_beside, owned, write_new
 from caraml.base.format import human, percent
 from caraml.base.signals import on_signals
 from caraml.engine.ranks import Ranks
@@ -37,6 +37,8 @@ _UNSTATED = {
     "micro_batch": "m.step() is told items, not samples",
 }
 """Fields of a point that a loop of one's own leaves open, and why."""
+_OUTRIGHT = f"{KILLED}SIGKILL or a crash, or lost with its node"
+"""Why a loop has no record but what it had put away."""
 _UNTOLD = {
     **dict.fromkeys(("loss_first", "loss_last"), "m.step() is told no loss"),
     **dict.fromkeys(("loss_validation", "saving_time"), "what the loop validates and saves is its own"),
@@ -155,7 +157,7 @@ class LoopRecords:
 
     def begin(self) -> None:
         """Look up what a record says of a loop that is killed outright, before it is measured."""
-        self._killed = self._failure("failed", f"{KILLED}SIGKILL, or lost with its node", {})
+        self._killed = self._failure("failed", _OUTRIGHT, {})
 
     def begun(self) -> Path:
         """The attempt's folder, made while the loop is measured. Raises ``OSError`` where it cannot be, which the loop's end sees to."""
@@ -226,14 +228,14 @@ class LoopRecords:
 def record_killed(out: Path) -> None:
     """Write the records of earlier loops that were killed outright, of what they had put away: nobody else looks after them."""
     for journal in (out / "points").glob(f"{OWN_LOOP}-*/*/{JOURNAL}"):
-        attempt = journal.parent
-        if (attempt / RECORD).exists():
-            continue
-        owner = holder(attempt)[1]
-        if owner is not None and (alive(owner, out) if owner.place == myself().place else recent(attempt, out)):
-            continue
-        with suppress(OSError, InputError):  # of a store that cannot be written
-            finish(attempt, 1, "failed", f"{KILLED}SIGKILL, or lost with its node")
+        with suppress(Exception):  # of a store that cannot be written, say: it is no fault of the loop that begins
+            attempt = journal.parent
+            if (attempt / RECORD).exists() or not owned(attempt) or attempt.resolve().parents[2] != out.resolve():  # there by a link
+                continue
+            owner = holder(attempt)[1]
+            if alive(owner, out) if owner is not None and owner.place == myself().place else recent(attempt, out):
+                continue
+            finish(attempt, 1, "failed", _OUTRIGHT)
             say(f"caraml: an earlier loop was killed in its window, and has its record now: {attempt / RECORD}")
 
 

@@ -41,14 +41,14 @@ class SoFar:
         self._folder: Path | None = None
 
     def look(self, loop: MeasuringLoop, instruments: Instruments | None) -> None:
-        """Put away what is new, now and then; called at the loop's looks."""
+        """Put away what is new, now and then; called meanwhile by the loop."""
         now = time.monotonic()
         if now < self._due or not self._idle.acquire(blocking=False):
             return
         self._due = now + min(max(_EVERY, _SHARE * (now - self._began)), _LONGEST)
         try:
             threading.Thread(target=self._write_aside, args=(loop.so_far(self._steps), instruments), name="so far", daemon=True).start()
-        except RuntimeError:  # the limit of memory leaves no room for its stack
+        except (RuntimeError, MemoryError):  # the limit of memory leaves no room for its stack, or for what is new
             self._idle.release()
 
     def rest(self, loop: MeasuringLoop | None, instruments: Instruments | None, folder: Path | None = None) -> None:
@@ -79,7 +79,7 @@ class SoFar:
 
     def _write_aside(self, steps: StepTable, instruments: Instruments | None) -> None:
         try:
-            with suppress(OSError):
+            with suppress(Exception):  # is no fault of the loop, and is tried again
                 self._write(steps, instruments)
         finally:
             self._idle.release()

@@ -232,6 +232,8 @@ class Worker:
         point, policy = self.point, self.point.measure
         edge = self._instruments.edge if self._instruments is not None else lambda: None
         hooks = Hooks(phase=self.log.phase, progress=self._show, edge=edge, hurry=lambda: self._hurried)
+        if ranks.rank == 0:
+            hooks.meanwhile = self._meanwhile
         if policy.epochs is None:
             return MeasuringLoop(device, ranks, policy, hooks, paces=point.paces)
         samples, steps = task.facts.samples_per_epoch or 0, steps_per_epoch(task.facts, point)
@@ -262,6 +264,10 @@ class Worker:
         """What a record says of a worker that has left no word."""
         return {"started_at": self.started_at, "phases": [phase.model_dump() for phase in self.log.so_far]}
 
+    def _meanwhile(self) -> None:
+        assert self._measuring is not None
+        self._so_far.look(self._measuring, self._instruments)
+
     def _say(self, phase: str) -> None:
         if self._progress is not None:
             self._progress.write(phase)
@@ -269,8 +275,6 @@ class Worker:
     def _show(self, progress: Progress) -> None:
         if self._progress is None:
             return
-        if self._measuring is not None:
-            self._so_far.look(self._measuring, self._instruments)
         interval, items = progress.step_time, self.point.global_batch * self._known.facts.items_per_sample
         finite = interval is not None and np.isfinite(interval.relative)
         self._progress.write(
