@@ -151,6 +151,9 @@ def test_zero_watts_of_what_is_on_are_no_reading() -> None:
         )
     outlet = channel("power_instant", boundary="node_ac")
     assert domain_energy([ChannelReadings(outlet, none)], *WINDOW).energy_j == 0
+    for left in (ReadingSeries(), regular(channel("energy"), end=15.0)):
+        lost = domain_energy([ChannelReadings(channel("energy"), left), ChannelReadings(sensor, none)], *WINDOW)
+        assert lost.energy_j is None, "a counter that is silent leaves the power alone"
     beside = [ChannelReadings(channel("energy"), regular(channel("energy"))), ChannelReadings(sensor, half)]
     assert domain_energy(beside, *WINDOW).flags == [], "the counter is right"
 

@@ -343,3 +343,21 @@ def test_what_goes_on_until_the_end_narrows_the_bound_of_a_counter_that_may_be_l
     prompt = counter_energy(seen, replace(sensor, lag_s=0.0), 20.0, 40.0)
     assert prompt.bound_j is not None and "lag" not in prompt.parts
     assert prompt.bound_j < bounds[1] < 0.015 * 10_000 < bounds[0] < 0.03 * 10_000
+
+
+@pytest.mark.parametrize(("length", "valid"), [(0.15, False), (0.3, False), (0.65, True)])
+@pytest.mark.parametrize("lag", [0.0, 0.2, 0.3])
+def test_work_that_is_over_before_a_late_counter_shows_it_is_too_short(lag: float, length: float, valid: bool) -> None:
+    """Of 0.2 s of work a counter that was 0.3 s late showed none, and the energy at rest was valid. Read as a meter does that is asked at
+    once."""
+    sensor, draw = channel("energy", update_period_s=0.01, lag_s=0.3), random.Random(f"{lag} {length}")
+    for _ in range(20):
+        start = 20 + 3 * draw.random()
+        end = start + length
+        work, last = Work(Constant(500.0), start, end), end + length / 10
+        tails = [sensor.age_s + 0.3 * k / LAGS for k in range(LAGS + 1)]
+        times = [*instants(start, end, 0.1, draw.random, sensor), *(start + tail for tail in tails)]
+        seen = sampled(sensor, Late(work, lag), sorted([*(t for t in times if t <= last), last]), draw.random() * 0.01)
+        found = counter_energy(seen, sensor, start, end)
+        assert found.energy_j is not None and found.bound_j is not None and found.flags == (set() if valid else {"too_short"})
+        assert not valid or abs(found.energy_j - work.energy(end) + work.energy(start)) <= found.bound_j

@@ -430,6 +430,7 @@ def _by_night(cells: Iterable[Observations]) -> dict[int | str, list[float]]:
     """By session how far works were off their means."""
     found: dict[int | str, list[float]] = {}
     for cell in cells:
+        mean = fmean(cell.logs)
         for night, log in zip(cell.nights, cell.logs, strict=True):
-            found.setdefault(night, []).append(log - fmean(cell.logs))
+            found.setdefault(night, []).append(log - mean)
     return found

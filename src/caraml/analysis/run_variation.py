@@ -223,7 +223,7 @@ def _variation(pairs: Sequence[_Pair], metric: str) -> tuple[_Variation, str]:
     common = min((cell.most for cell in cells), default=math.inf)
     dof = int(min(sum(cell.dof for cell in cells), common))
     learnt = _learn(pairs, known) if dof else None
-    together = in_common([[pair[side] for pair in pairs] for side in (0, 1)])
+    together = in_common([[pair[side] for pair in pairs] for side in (0, 1)]) if len(pairs) > 1 else None  # of one work it is that work
     both = None if together is None else (together[0], together[1])
     found = _Variation(learnt, known, len(pairs), most_dof(cells), None if both is None else (_learn([both], known), both))
     if learnt is None:

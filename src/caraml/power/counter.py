@@ -266,7 +266,7 @@ def _counter_defects(estimate: SeriesEstimate, counter: Counter, channel: Channe
         if stuck >= 0.9 * (end - start):
             estimate.energy_j, estimate.parts = None, {}
             estimate.reason = f"the counter stood still for {stuck:.3g} s"
-    if end - start < MIN_STEPS * channel.update_period_s:
+    if end - start < max(MIN_STEPS * channel.update_period_s, 2 * channel.lag_s):  # else work may be over before any of it is shown
         estimate.flags.add("too_short")
 
 

@@ -14,7 +14,7 @@ from caraml.power.counter import MARGIN, counter_energy, max_power
 from caraml.power.integral import power_energy, seen_period
 from caraml.power.model import BLOCKING, BOUNDARIES, HEADLINES, SOME, BoundaryEnergy, Channel, ChannelEnergy, WindowEnergy
 from caraml.power.source import BUILT_IN
-from caraml.power.store import ReadingSeries, SeriesEstimate
+from caraml.power.store import ReadingSeries, SeriesEstimate, silent
 
 MISMATCH, HIDDEN_MISMATCH = 0.10, 0.45
 """Counter and power integral that differ by more than this, relatively, and by more than ``SURE`` times both bounds, contradict each other;
@@ -50,7 +50,8 @@ class ChannelReadings:
 def domain_energy(views: list[ChannelReadings], start: float, end: float) -> ChannelEnergy:
     """Energy of one domain from all channels that show it: the counter is the result, power the cross-check."""
     counter = next((m for m in views if m.channel.kind == "energy"), None)
-    views = [m if m is counter else _plausible(m, start, end, alone=counter is None) for m in views]
+    alone = counter is None or silent(counter.series, start, end) is not None
+    views = [m if m is counter else _plausible(m, start, end, alone=alone) for m in views]
     apparent = next((m for m in views if m.channel.kind == "apparent_va"), None)
     views = [m for m in views if m is not apparent]
     powers = sorted((m for m in views if m.channel.kind != "energy"), key=lambda m: m.channel.kind != "power_instant")
@@ -106,7 +107,7 @@ def _plausible(measured: ChannelReadings, start: float, end: float, *, alone: bo
     """The readings of power without those beyond any plausible power, which count as missed: some drivers and controllers show all ones
     for a moment. Where one does so in the window for longer than it holds one value, the power is that high, and the limit is wrong.
     Nor does an accelerator or a processor that is on draw 0 W or less, as some drivers answer where they cannot; an outlet may. A sensor
-    that shows nothing else contradicts the counter beside it, unless it is ``alone``."""
+    that shows nothing else contradicts the counter beside it, unless it is ``alone``, as where that is silent."""
     series, channel = measured.series, measured.channel
     highest = MARGIN * max_power(channel)
     kept = [value <= highest for value in series.value]
