@@ -379,7 +379,7 @@ def test_status_says_what_a_point_waits_for_in_the_queue(here: Path, monkeypatch
     assert more.returncode == 0, more.stderr
     (here / "squeue").write_text("#!/bin/sh\necho 'squeue: error: down' >&2; exit 1\n")
     refused = caraml(here, "cancel", "verbs", **surroundings)  # its jobs would go on as points that were cancelled
-    assert refused.returncode == 3 and "no job was cancelled: Slurm does not answer (down)" in refused.stderr, refused.stdout
+    assert refused.returncode == 3 and "no job of Slurm was cancelled: it does not answer (down)" in refused.stderr, refused.stdout
     (here / "squeue").write_text(listed)
     ended = caraml(here, "cancel", "verbs", **surroundings).stdout
     assert ended.count("cancelled ") == 2, ended

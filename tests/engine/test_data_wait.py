@@ -154,6 +154,16 @@ def test_what_input_costs_is_what_would_be_saved_without(case: str, make_point: 
     assert abs(told - truth) <= 0.006, f"{told:.2%} is told, {truth:.2%} was lost; the host waited for {host:.1%}"
 
 
+def test_waiting_for_launches_is_not_told_so_an_accelerator_lost_at_least_what_is_told(make_point: MakePoint) -> None:
+    """Numbers of the manual: steps of 100 ms begin with 50 ms of the host, which it would have made ahead."""
+    made, work = even(1, 0.12), lambda rank, batch: [(0.05, 0.001), *[(1e-4, 0.099 / 20)] * 20]
+    run, _ = simulated(made, make_point, work)
+    without, _ = simulated(np.zeros_like(made), make_point, work)
+    assert run.data_wait is not None
+    told, truth = run.data_wait / run.window.seconds, 1 - without.window.seconds / run.window.seconds
+    assert (round(told, 3), round(truth, 2)) == (0.005, 0.17)
+
+
 def test_of_ranks_that_meet_after_every_batch_the_bounds_are_told_where_they_are_apart(make_point: MakePoint) -> None:
     """As in FSDP with several micro-batches: a step loses more than the rank that loses most, if others lose at other times."""
     made = random(4, 0.1)

@@ -81,6 +81,10 @@ def test_a_run_says_what_bounds_it() -> None:
     assert bound.value == 200 and (bound.reason or "").startswith("input-bound: 50 % of the window")
     assert "the most" not in (bound.reason or "")
     assert "the most" in (without_wait(rate, wait(0.5), several).reason or ""), "ranks wait for one another's work, too"
+    gpu, gpus = (make_point(devices=devices, device_class="gpu") for devices in (1, 2))
+    assert "bound: at least 0.5 % of" in (without_wait(rate, wait(0.005), gpu).reason or ""), "it may wait for launches besides"
+    of_several = without_wait(rate, wait(0.5), gpus).reason or ""
+    assert "bound: 50 % of" in of_several and "the most" not in of_several and "; more where devices then wait for launches" in of_several
     unknown = without_wait(rate, wait(None, "nobody told"), alone)
     assert (unknown.value, unknown.reason) == (None, "nobody told")
     assert without_wait(rate, wait(0.99), make_point(mode="data")).value is None, "loading alone computes nothing"

@@ -591,3 +591,17 @@ def test_a_record_that_is_there_is_the_last_word(tmp_path: Path, make_point: Mak
     write_record(folder, make_record(point))
     finish(folder, 137)
     assert read_record(folder / RECORD).reason is None and not (folder / MEASURED).exists()
+
+
+@pytest.mark.parametrize(("mode", "known_of_waits"), [("train", False), ("inference", False), ("data", True), ("compute", True)])
+def test_waits_within_a_step_are_unknown_where_events_tell_no_time(
+    mode: Literal["train", "inference", "data", "compute"], known_of_waits: bool, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But of readers, whose waits are all that they do, and of batches that stay on the device."""
+    monkeypatch.setattr(training, "make_step", lambda *arguments, **named: None)
+    point = make_point(device_class="gpu", global_batch=4, micro_batch=1, mode=mode)
+    facts = Known(Path(), point, FACTS, 0.0, "", Peak(value=None, dtype="fp32", reason="none"))
+    worker = SimpleNamespace(point=point, _known=facts, _divided=None, _replacements=[])
+    task, device = SimpleNamespace(batches_per_step=1, own_step=None), SimpleNamespace(behind=False, torch_device=torch.device("mps"))
+    Worker._step(cast("Any", worker), cast("Any", task), cast("Any", device), iter)
+    assert (facts.no_wait == "") == known_of_waits

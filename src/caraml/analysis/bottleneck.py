@@ -3,8 +3,8 @@ arithmetic.
 
 Four shares of the window's time, from what records hold:
 
-* ``input``: the time that was spent waiting for batches; or, where the same work also ran with its batches on the device already (mode
-  ``compute``), the share by which that is faster: what waiting costs after all overlap.
+* ``input``: the time that was spent waiting for batches, of an accelerator without what it then waited for launches; or, where the same
+  work also ran with its batches on the device already (mode ``compute``), the share by which that is faster: all that waiting costs.
 * ``communication``: by how much the rate per device is below that of the same work per device on one device. It holds everything that
   is slower on many devices, imbalance included.
 * ``compute``: MFU against the fastest kernel measured on the device (else against the data sheet): the time that the arithmetic alone
@@ -127,7 +127,10 @@ def _input(record: Record, partners: Partners) -> Share:
         return Share("input", share, f"without input (mode compute) the rate changes by {without_input / rate - 1:+.1%}")
     if wait is None:
         return Share("input", None, "what the wait for batches cost is not known")
-    return Share("input", wait, f"the run waited for batches in {wait:.1%} of the window")
+    gpu = record.point.device_class == "gpu"
+    least = "at least " if gpu and record.point.world == 1 else ""
+    why = "; mode compute also tells what it then waited for launches" if gpu else ""
+    return Share("input", wait, f"the run waited for batches in {least}{wait:.1%} of the window{why}")
 
 
 def _communication(record: Record, partners: Partners) -> Share:

@@ -279,7 +279,7 @@ def _end_points(store: Store, points: Sequence[Standing]) -> Iterator[str]:
             queue.in_queue()
         except queue.SilentError as error:
             raise EnvironmentUnfitError(
-                f"no job was cancelled: Slurm does not answer ({error})", "the same command, once it does"
+                f"no job of Slurm was cancelled: it does not answer ({error})", "the same command, once it does"
             ) from error
     told = [_note_end(one) for one in points]
     if handles:

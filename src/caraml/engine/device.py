@@ -348,7 +348,8 @@ class StepTimer:
 
     def _idle(self, start: Any, began: float, takes: Sequence[Take]) -> float:
         """Seconds for which the device had nothing to do, because the batches of a step were not there: at most what the host waited for
-        them, and more only where they had not come to the device by then. What the host did before it asked for the first one is none."""
+        them, and more only where they had not come to the device by then. What the host did before it asked for the first one is none, nor
+        is what the device then waits for launches: nobody sees which of these the host would have made ahead."""
         idle = 0.0
         for take in takes:
             seconds = self._device.between(start if take.before is None else take.before, take.after) or 0.0

@@ -112,15 +112,20 @@ def is_input_bound(point: Point, metrics: Mapping[str, Metric]) -> bool:
 
 
 def without_wait(throughput: Metric, wait: Metric, point: Point) -> Metric:
-    """Throughput of the same steps with batches that are there at once, and what that says of the run. Ranks whose own work differs wait
-    for that, too: of several it is the most that it would have been."""
+    """Throughput of the same steps with batches that are there at once, and what that says of the run. Of one accelerator it is the least
+    that it would have been: what that waits for launches, once its batch is there, is not in the wait. Ranks whose own work differs wait
+    for that, too: of several it is the most, and of several accelerators neither."""
     if point.mode != "train":
         return Metric(value=None, unit=throughput.unit, reason="only mode train both waits and computes")
     if throughput.value is None or wait.value is None or wait.value >= 1:
         return Metric(value=None, unit=throughput.unit, reason=wait.reason or "there is nothing but the wait")
     kind = "input-bound" if wait.value > INPUT_BOUND_SHARE else "compute-bound"
-    most = "; ranks whose own work differs wait for that, too, so this is the most without the wait" if point.world > 1 else ""
-    reason = f"{kind}: {100 * wait.value:.2g} % of the window was spent waiting for batches{most}"
+    gpu, several = point.device_class == "gpu", point.world > 1
+    least = "at least " if gpu and not several else ""
+    more = "; ranks whose own work differs wait for that, too, so this is the most without the wait" if several else ""
+    if gpu and several:
+        more = "; more where devices then wait for launches, less where ranks' own work differs"
+    reason = f"{kind}: {least}{100 * wait.value:.2g} % of the window was spent waiting for batches{more}"
     return Metric(value=throughput.value / (1 - wait.value), unit=throughput.unit, reason=reason)
 
 

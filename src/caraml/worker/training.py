@@ -215,7 +215,8 @@ class Worker:
         takes = self.point.accumulation * task.batches_per_step
         if task.own_step is not None or self.point.placement.split:
             self._known.meetings = takes
-        if takes > 1 and not device.behind and device.torch_device.type != "cpu":
+        overlaps = device.torch_device.type != "cpu" and self.point.mode in ("train", "inference")
+        if takes > 1 and overlaps and not device.behind:
             self._known.no_wait = "the device's events tell no time, so what a wait within a step costs is not known"
         tracer = None
         if self.point.profile:
