@@ -128,14 +128,14 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_017,
+    "analysis": 4_020,
     "base": 3_090,
     "campaign": 1_695,
     "cli": 1_621,
     "data": 794,
-    "engine": 5_228,
+    "engine": 5_229,
     "launch": 1_904,
-    "metrics": 1_012,
+    "metrics": 1_017,
     "power": 5_051,
     "reference": 515,
     "report": 4_867,
@@ -143,7 +143,7 @@ LINES = {
     "suite": 2_730,
     "system": 3_586,
     "verify": 1_057,
-    "worker": 2_831,
+    "worker": 2_832,
     "workloads": 8_330,
 }
 FILES = 195
