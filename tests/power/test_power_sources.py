@@ -208,6 +208,12 @@ def test_a_package_that_shows_nothing_beside_one_that_counts_leaves_no_sum(tmp_p
     source.close()
     with Meter([RaplSource(tmp_path)]) as meter, meter.window("w") as window:
         pass
+    waits: list[float] = []
+    with Meter([RaplSource(tmp_path)]) as meter:
+        at = meter.mark()
+        monkeypatch.setattr(meter.store, "wait_until", lambda ready, timeout: waits.append(timeout))
+        meter.energy("before it was asked", at - 2, at - 1)
+    assert not waits, "half a second for the one that never answers"
     (cpu,) = (energy for energy in window.energy.boundaries.values())
     assert cpu.energy_j is None and not window.energy.valid
     assert "cpu:package-1: the sensor gave no reading: PermissionError" in (cpu.reason or "") and "fix: sudo chmod" in (cpu.reason or "")

@@ -320,7 +320,7 @@ class Meter:
 
         def expected(channel: Channel) -> bool:
             sampler = self._sampler(channel)
-            return sampler.alive and not sampler.stalled
+            return sampler.alive and not sampler.stalled and self.store.newest(channel.id) is not None  # not one that is closed
 
         waiting = [c for c in self.channels if expected(c) and not reached(c)]
         if not waiting:
