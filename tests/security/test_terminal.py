@@ -132,6 +132,14 @@ def test_nothing_in_a_table_is_read_as_markup(label: str, make_point: MakePoint)
     assert "\x1b]8" not in screen.file.getvalue()
 
 
+def test_nothing_in_the_live_table_commands_the_terminal(make_point: MakePoint) -> None:
+    screen = Console(file=io.StringIO(), width=120)
+    table = LiveTable(screen)
+    table.started(make_point(variant=EVIL), 0, 1)
+    screen.print(table._table())
+    assert isinstance(screen.file, io.StringIO) and commands_in(screen.file.getvalue()) == []
+
+
 def test_a_meter_s_file_does_not_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     meter = tmp_path / "meter.csv"
     meter.write_text(f"time,power_w,channel\n{time.time() - 1},300,a\x1b[2Jb\n")

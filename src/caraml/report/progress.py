@@ -108,7 +108,7 @@ class LiveTable:
         room = max(self._console.height - _AROUND_ROWS, 4)
         under_way = list(self._rows.values())[:room]
         for row in [*list(self._ended)[max(len(self._ended) - room + len(under_way), 0) :], *under_way]:
-            table.add_row(*map(Text, row))  # never read as markup
+            table.add_row(*(Text(printable(cell)) for cell in row))  # never read as markup
         counts = ", ".join(f"{count:,} {status}" for status, count in self._counts.items())
         more = len(self._rows) - len(under_way)
         words = [f"{sum(self._counts.values()):,} of {self._total:,} ended" if self._total else "", counts, self._left]
