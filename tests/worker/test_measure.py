@@ -306,7 +306,7 @@ def test_a_record_that_another_rank_wrote_early_stays_where_the_disk_is_full(tmp
                 m.step(1)
                 early, kept = only(tmp_path), m._records.early
                 m._records.early = m._records.record = None
-                monkeypatch.setattr(Twins, "kept", lambda self, kept=kept: kept)
+                monkeypatch.setattr(Twins, "kept", lambda self, kept=int(kept.name): kept)
                 monkeypatch.setattr(measure_record, "write_record", lambda *_: os.open("/dev/full", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         monkeypatch.setattr(measure_record, "write_record", write)
         assert m.record is not None and m.record.attempt == attempt

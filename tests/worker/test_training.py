@@ -550,7 +550,7 @@ def test_putting_a_measurement_away_is_no_part_of_the_run(
     folder = Store(tmp_path).new_attempt(point)
 
     def slow(*values: Any, **further: Any) -> Record:
-        passed[0] += 1000.0
+        passed[0] += 1e6
         return make(*values, **further)
 
     monkeypatch.setattr(training.affinity, "bind", lambda *_: {"bound": False})
@@ -558,7 +558,7 @@ def test_putting_a_measurement_away_is_no_part_of_the_run(
     monkeypatch.setattr(training, "make_record", slow)
     Worker(folder, point).run()
     record = read_record(folder / RECORD)
-    assert 0 < (record.value("runtime") or 0) < 1000 and 0 < (record.value("run_time") or 0) < 1000
+    assert 0 < (record.value("runtime") or 0) < 1e6 and 0 < (record.value("run_time") or 0) < 1e6  # the tests' process began long before
 
 
 def test_while_torch_is_loaded_a_worker_ends_with_its_caller_and_not_by_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
