@@ -204,3 +204,11 @@ def test_a_metric_of_a_plug_in_is_followed_in_each_of_its_units(better: str, fou
     assert ("direction unknown: nobody said which is better" in told) == (found is None)
     with pytest.raises(InputError, match="unknown metric 'scroe'"):
         history(records, "scroe")
+
+
+def test_a_series_of_years_is_searched_in_parts_and_nothing_is_lost_between_them() -> None:
+    """With all at once 5,000 results took 40 s of computing."""
+    rng, changes = np.random.default_rng(3), [198, 297, 304, 401, 590, 610, 1000, 1295]
+    levels = np.repeat([0.0, -0.05] * 4 + [0.0], np.diff([0, *changes, 1500]))
+    assert change_points(levels + 0.005 * rng.standard_normal(1500), 1e-3) == changes
+    assert change_points(0.005 * rng.standard_normal(1500), 1e-3) == []

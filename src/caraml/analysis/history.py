@@ -46,6 +46,8 @@ _MEMORIES = np.array([0.0, 0.2, 0.4, 0.6, 0.75, 0.9])[:, None]
 """Correlations that are tried."""
 MOST, MORE = 10, 40
 """Changes that are looked for at most, and after how many results there may be one more."""
+TOGETHER = 400
+"""Results of a series that are searched together: the time of the search grows with the cube of their number."""
 NEIGHBOURS = 2
 """Results on either side whose median tells whether one is far off."""
 FAR = 3.0
@@ -133,7 +135,7 @@ def _series(name: str, records: Sequence[Record], metric: str, session: Mapping[
     begins = _rounds(records, session)
     logs = np.array([fmean(math.log(one.value) for one in measured[i:j]) for i, j in pairwise([*begins, len(measured)])])
     # Of one time are the rows of a table, whose order is none in time.
-    changes, sd = _fitted(logs, floor) if len(logs) >= FEWEST else ([], math.inf)
+    changes, sd = _searched(logs, floor)
     indices = [begins[at] for at in changes if measured[begins[at]].time > measured[begins[at] - 1].time]
     edges = [0, *indices, len(measured)]
     found, direction = [], definition_of(metric, records).better
@@ -184,11 +186,23 @@ def penalty(n: int) -> float:
 
 def change_points(series: Sequence[float] | NDArray[np.float64], floor: float = 0.0) -> list[int]:
     """Indices at which a new level begins; empty below ``FEWEST`` values. ``floor``: least standard deviation of the noise."""
-    x = np.asarray(series, dtype=np.float64)
-    return _fitted(x, floor)[0] if x.size >= FEWEST else []
+    return _searched(np.asarray(series, dtype=np.float64), floor)[0]
 
 
-def _fitted(x: NDArray[np.float64], floor: float) -> tuple[list[int], float]:
+def _searched(x: NDArray[np.float64], floor: float) -> tuple[list[int], float]:
+    """The changes, and the standard deviation of one of the newest results about its level."""
+    found, begin, sd = [0], 0, math.inf
+    while x.size - begin >= FEWEST:
+        changes, sd = _fitted(x[begin : begin + TOGETHER], floor, penalty(x.size))
+        if x.size - begin <= TOGETHER:
+            return [*found[1:], *(begin + change for change in changes)], sd
+        # What is near the end is seen better with what follows. So each search begins with a level, or with results that were searched before.
+        found += [begin + change for change in changes if change <= 3 * TOGETHER // 4]
+        begin = max(found[-1], begin + TOGETHER // 2)
+    return found[1:], sd
+
+
+def _fitted(x: NDArray[np.float64], floor: float, price_of_one: float) -> tuple[list[int], float]:
     """The changes, and the standard deviation of one result about its level."""
     x, n, least = _within_reach(x, floor), x.size, max(floor**2, 1e-24)
     new, rest = x[1:] - _MEMORIES * x[:-1], 1 - _MEMORIES**2  # what is new in a result, and its share of the variance
@@ -208,7 +222,7 @@ def _fitted(x: NDArray[np.float64], floor: float) -> tuple[list[int], float]:
         begin[:, 1:, end], best[:, 1:, end] = total.argmin(axis=2), total.min(axis=2)
     square, number = np.maximum(best[:, 1:, n] / n, least), np.arange(most + 1)
     expected = MEMORY_WEIGHT * np.log(1 - 2 * MEMORY * _MEMORIES + _MEMORIES**2)
-    price = n * np.log(square) - (number + 1) * np.log(rest) + expected + penalty(n) * number
+    price = n * np.log(square) - (number + 1) * np.log(rest) + expected + price_of_one * number
     memory, changes = np.unravel_index(int(price.argmin()), price.shape)
     found, end = [], n
     for levels in range(int(changes) + 1, 1, -1):
