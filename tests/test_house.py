@@ -128,7 +128,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_020,
+    "analysis": 4_034,
     "base": 3_090,
     "campaign": 1_695,
     "cli": 1_621,

@@ -196,7 +196,7 @@ def _searched(x: NDArray[np.float64], floor: float) -> tuple[list[int], float]:
         changes, sd = _fitted(x[begin : begin + TOGETHER], floor, penalty(x.size))
         if x.size - begin <= TOGETHER:
             return [*found[1:], *(begin + change for change in changes)], sd
-        # What is near the end is seen better with what follows. So each search begins with a level, or with results that were searched before.
+        # What is near the end is seen better with what follows: each search begins with a level, or with results that were searched before.
         found += [begin + change for change in changes if change <= 3 * TOGETHER // 4]
         begin = max(found[-1], begin + TOGETHER // 2)
     return found[1:], sd
