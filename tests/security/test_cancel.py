@@ -279,4 +279,4 @@ def test_a_job_is_ended_as_a_job_and_in_its_own_folder(
     folder = attempt(tmp_path, make_point, **{HANDLE: handle, f"{CLAIM}1": "x 1 1"})
     assert handle_of(folder) == f"slurm:{told}:{folder}"
     list(cancel(tmp_path, "planted"))
-    assert asked == [["scancel", "--quiet", "--", told]]
+    assert [one[0] for one in asked] == ["squeue", "scancel"] and asked[1] == ["scancel", "--quiet", "--", told]

@@ -41,12 +41,12 @@ class Hooks:
 
     phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext()
     progress: Callable[[Progress], None] = lambda progress: None
-    meanwhile: Callable[[], None] = lambda: None
-    """Called after a step, about as often as a short window is looked at: looks at a long one are a twentieth of its steps apart."""
     edge: Callable[[], object] = lambda: None
     """Called just before the window opens and just after it has closed: reads every sensor once."""
     hurry: Callable[[], bool] = lambda: False
     """True once the batch system has said that it will end the job: the window is then closed as soon as it says anything."""
+    meanwhile: Callable[[], None] = lambda: None
+    """Called after a step, about as often as a short window is looked at: looks at a long one are a twentieth of its steps apart."""
 
 
 class MeasuringLoop:
