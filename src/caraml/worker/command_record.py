@@ -192,11 +192,13 @@ def how_it_ran(folder: str) -> Ran | None:
     if len(lines) != 3:
         return None
     code, *times = lines[1].replace(",", ".").split()  # some locales have a decimal comma
-    begin, end, up, now = map(float, times)
+    begin, end, *uptime = map(float, times)
     started_at = datetime.fromtimestamp(begin, UTC).astimezone().isoformat(timespec="milliseconds")
     seconds = end - begin
-    if abs(now - up - seconds) > _STEPPED:  # nobody can set the uptime, which is coarser
-        seconds = now - up
+    if uptime and abs(uptime[1] - uptime[0] - seconds) > _STEPPED:  # nobody can set the uptime, which is coarser
+        seconds = uptime[1] - uptime[0]
+    if seconds < 0:  # of a script that an earlier version wrote, without the uptime
+        return Ran(int(code), started_at, None, doubt="the clock was stepped while the program ran", at=begin)
     return Ran(int(code), started_at, seconds, at=begin)
 
 
