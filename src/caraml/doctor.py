@@ -28,7 +28,8 @@ from caraml.power.sampler import available_sources
 from caraml.power.source import POWER_SOURCES, SourceEntry, how_often, source_plugins
 from caraml.results.claim import launcher_plugins
 from caraml.system import families, host, nvml
-from caraml.system.detect import detect, environment
+from caraml.system.detect import detect
+from caraml.system.environment import environment
 from caraml.system.families.family import AUTOLOAD, CUDA, HIP, TorchBuild, amd_gpus
 from caraml.system.model import UNITS, DType, System, data_sheet, is_slice, sheet_of
 from caraml.workloads import workload_of, workload_plugins

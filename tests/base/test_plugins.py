@@ -21,7 +21,7 @@ from caraml.power.source import BUILT_IN, create
 from caraml.suite.expand import Plan, expand
 from caraml.suite.load import Suite, SuiteFile
 from caraml.suite.placement import Machine
-from caraml.system.detect import environment
+from caraml.system.environment import environment
 from caraml.workloads import WORKLOADS, load_workload, params_of, software_of
 from caraml.workloads.base import Task, checked
 

@@ -22,7 +22,7 @@ from caraml.metrics.model import Peak
 from caraml.suite.expand import expand
 from caraml.suite.model import Attention, Knobs
 from caraml.suite.placement import Machine
-from caraml.worker.record import Known
+from caraml.worker.together import Known
 from caraml.worker.training import Worker
 from caraml.workloads import load_workload, params_of
 from caraml.workloads.base import BuildContext, Task

@@ -19,7 +19,7 @@ from caraml.engine.steps import Batches, RankSummary, StepRow, StepTable
 from caraml.metrics.model import Facts, Measured, Peak
 from caraml.suite.model import Placement
 from caraml.verify import KnownDevice, VirtualClock
-from caraml.worker.record import Known, together
+from caraml.worker.together import Known, together
 from tests.conftest import MakePoint
 
 WORK = 0.1

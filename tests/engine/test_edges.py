@@ -18,9 +18,9 @@ import torch
 from torch import distributed
 
 from caraml.engine import instruments
-from caraml.engine import ranks as meeting
+from caraml.engine.epochs import EpochLoop
 from caraml.engine.instruments import NodeSummary, quiet_baseline
-from caraml.engine.loop import EpochLoop, Hooks, MeasuringLoop
+from caraml.engine.loop import Hooks, MeasuringLoop
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepOutcome, StepRow, StepTable
 from caraml.metrics.model import Facts, Measured, Peak
@@ -30,7 +30,7 @@ from caraml.power.model import WindowEnergy
 from caraml.suite.model import OWN_LOOP, Policy
 from caraml.system.model import Cpu, DeviceModel, System, with_sheet
 from caraml.worker import record
-from caraml.worker.record import Known, together
+from caraml.worker.together import Known, together
 from tests.conftest import MakePoint
 from tests.engine.together import LATENCY, Meeting, ThreadRanks
 
@@ -269,7 +269,7 @@ def test_who_waits_for_a_rank_that_works_alone_waits_as_long_as_the_point_may_ta
     asked: list[float] = []
     monkeypatch.setattr(distributed, "init_process_group", lambda *_, timeout, **__: asked.append(timeout.total_seconds()))
     monkeypatch.setattr(distributed, "new_group", lambda *_, timeout, **__: asked.append(timeout.total_seconds()))
-    monkeypatch.setattr(meeting, "_store", lambda *_: None)
+    monkeypatch.setattr("caraml.engine.ranks.store_of", lambda *_: None)
     monkeypatch.setattr(Ranks, "know_each_other", lambda _: None)
     monkeypatch.setattr(distributed.distributed_c10d, "_unpickler", None)
     monkeypatch.setenv("WORLD_SIZE", "2")

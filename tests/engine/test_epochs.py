@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from caraml.engine.loop import EpochLoop, Hooks, Progress
+from caraml.engine.epochs import EpochLoop
+from caraml.engine.loop import Hooks, Progress
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.suite.model import Policy

@@ -21,7 +21,7 @@ from caraml.launch.container import PROGRAMS, build_command, check, digest, imag
 from caraml.launch.script import Recipe, Shell, join
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Policy
-from caraml.system.detect import container as container_seen
+from caraml.system.environment import container as container_seen
 from caraml.system.model import Container, ContainerRuntime, Site
 from caraml.workloads.gpt.text import prepare_text
 from tests.conftest import MakePoint

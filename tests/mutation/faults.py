@@ -20,7 +20,7 @@ class Fault:
 
 
 LOOP, DEVICE, CONTROL, STEP = (f"engine/{name}.py" for name in ("loop", "device", "control", "step"))
-RECORD, INSTRUMENTS = "worker/record.py", "engine/instruments.py"
+RECORD, TOGETHER, INSTRUMENTS = "worker/record.py", "worker/together.py", "engine/instruments.py"
 MERGE = "power/merge.py"
 METRICS, ENERGY_METRICS, STATS, MODEL = "metrics/window.py", "metrics/energy.py", "base/stats.py", "suite/model.py"
 T_COVERAGE = "tests/base/test_stats_coverage.py"
@@ -159,7 +159,7 @@ FAULTS = [
     ),
     Fault(
         "reading the sensors counts as validation",
-        RECORD,
+        TOGETHER,
         "row.trained - row.begin + row.end - row.resumed",
         "row.end - row.begin",
         (T_EDGES,),
@@ -171,7 +171,7 @@ FAULTS = [
         "        instruments.measure_idle(seconds)\n",
         (T_EDGES,),
     ),
-    Fault("clocks of two nodes are compared", RECORD, "if len({rank.clock for rank in ranks}) == 1:", "if ranks:", (T_EDGES,)),
+    Fault("clocks of two nodes are compared", TOGETHER, "if len({rank.clock for rank in ranks}) == 1:", "if ranks:", (T_EDGES,)),
     Fault(
         "a GPU is known to its sensors by its UUID only",
         "system/files.py",
@@ -425,45 +425,45 @@ FAULTS = [
     ),
     Fault(
         "step times of rank 0",
-        RECORD,
+        TOGETHER,
         "np.maximum.reduce([np.frombuffer(rank.rows.seconds) for rank in ranks])",
         "np.frombuffer(ranks[0].rows.seconds)",
         (T_VIEW,),
     ),
     Fault(
         "step times of the quickest rank",
-        RECORD,
+        TOGETHER,
         "np.maximum.reduce([np.frombuffer(rank.rows",
         "np.minimum.reduce([np.frombuffer(rank.rows",
         (T_VIEW,),
     ),
-    Fault("window of rank 0", RECORD, "max(rank.end - rank.begin for rank in ranks)", "ranks[0].end - ranks[0].begin", (T_VIEW,)),
+    Fault("window of rank 0", TOGETHER, "max(rank.end - rank.begin for rank in ranks)", "ranks[0].end - ranks[0].begin", (T_VIEW,)),
     Fault(
         "data wait of rank 0",
-        RECORD,
+        TOGETHER,
         "waits.max(axis=0).sum()",
         "waits[0].sum()",
         (T_VIEW,),
     ),
-    Fault("first step of rank 0", RECORD, "max(rank.first_step_time for rank in ranks)", "ranks[0].first_step_time", (T_VIEW,)),
-    Fault("loss of rank 0", RECORD, "losses.mean(axis=0)", "losses[0]", (T_VIEW,)),
+    Fault("first step of rank 0", TOGETHER, "max(rank.first_step_time for rank in ranks)", "ranks[0].first_step_time", (T_VIEW,)),
+    Fault("loss of rank 0", TOGETHER, "losses.mean(axis=0)", "losses[0]", (T_VIEW,)),
     Fault(
         "skipped updates are counted as trained",
-        RECORD,
+        TOGETHER,
         "trained = steps - max(rank.skipped_updates for rank in ranks)",
         "trained = steps",
         (f"{T_WORKER}::test_updates_that_overflowed_are_not_trained",),
     ),
     Fault(
         "accumulation is ignored",
-        RECORD,
+        TOGETHER,
         "samples = trained * known.point.global_batch",
         "samples = trained * known.point.micro_batch * known.point.world",
         (f"{T_WORKER}::test_accumulation_counts_every_micro_batch",),
     ),
     Fault(
         "only this rank's items are counted",
-        RECORD,
+        TOGETHER,
         "samples = trained * known.point.global_batch",
         "samples = trained * known.point.global_batch // known.point.world",
         (f"{T_WORKER}::test_two_ranks_double_the_rate",),
@@ -881,7 +881,7 @@ FAULTS = [
     Fault("CPU time that a host gives to other guests is nobody's", INSTRUMENTS, " + sum(stolen)", "", (T_LOOP,)),
     Fault(
         "what is wrong twice is a disturbance",
-        "verify/claims.py",
+        "verify/finding.py",
         'if finding.verdict != "wrong" or other.verdict == "wrong":',
         'if finding.verdict != "wrong":',
         ("tests/verify/test_findings.py",),

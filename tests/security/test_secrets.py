@@ -28,7 +28,7 @@ from caraml.power.source import chosen_sources
 from caraml.results.record import Record
 from caraml.results.store import Store, read_listing
 from caraml.suite.load import suite_of
-from caraml.system.detect import variables
+from caraml.system.environment import variables
 from caraml.system.model import Container, Scheduler
 from caraml.system.variables import FOLDER, digest, hand_over, shown
 

@@ -294,7 +294,8 @@ def test_threads_that_run_already_are_bound_too() -> None:
     code = """
 import os, threading, json
 from caraml.system import affinity
-from caraml.system.detect import detect, environment
+from caraml.system.detect import detect
+from caraml.system.environment import environment
 ready, go, masks = threading.Event(), threading.Event(), []
 def work():
     ready.set(); go.wait(); masks.append(sorted(os.sched_getaffinity(0)))

@@ -15,7 +15,8 @@ from fake_machine import Tree, mi300a, processors
 from fake_nvml import FakeGpu, FakeNvml, fake_torch
 
 from caraml.doctor import _accelerators
-from caraml.system.detect import container, detect, environment, git_state, variables
+from caraml.system.detect import detect
+from caraml.system.environment import container, environment, git_state, variables
 from caraml.system.families import Shown
 from caraml.system.families.family import TorchBuild, amd_gpus, nvidia_gpus
 

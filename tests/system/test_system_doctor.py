@@ -125,6 +125,7 @@ def test_docker_is_no_runtime_that_points_run_in(tmp_path: Path, monkeypatch: py
         (tmp_path / name).write_text("")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("caraml.system.environment.own_checkout", lambda: "not asked")  # it starts git
     assert {check.name: check.found for check in machine_checks(tmp_path)}["container runtime"] == "podman"
 
 

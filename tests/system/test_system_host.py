@@ -13,7 +13,7 @@ from fake_nvml import FakeNvml
 
 from caraml.base.errors import InputError
 from caraml.system import host
-from caraml.system.detect import environment
+from caraml.system.environment import environment
 
 EPYC = "processor : 0\nmodel name\t: AMD EPYC 7742 64-Core Processor\nflags\t\t: fpu avx2 amx_bf16\ncpu MHz : 2250.0\n"
 

@@ -30,7 +30,8 @@ from caraml.suite.model import Policy
 from caraml.system.families import OVERRIDE
 from caraml.system.model import System
 from caraml.verify import Clock, KnownDevice, Params, VirtualClock, proof
-from caraml.verify.claims import SIGNAL, SOURCE, Finding, fact, number, readings_in_time, seen_twice, signal_origin, undecided
+from caraml.verify.claims import SIGNAL, SOURCE, readings_in_time, signal_origin
+from caraml.verify.finding import Finding, fact, number, seen_twice, undecided
 from caraml.verify.proof import HERE, LOCAL, accelerator_clock, right, write
 from caraml.workloads import params_of
 from tests.test_campaign import Watcher

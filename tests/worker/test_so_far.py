@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from caraml.engine.loop import EpochLoop, Hooks, MeasuringLoop
+from caraml.engine.epochs import EpochLoop
+from caraml.engine.loop import Hooks, MeasuringLoop
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import StepOutcome, StepTable
 from caraml.power.model import Channel, Reading

@@ -40,8 +40,8 @@ from caraml.system.host import cores
 from caraml.verify import PEAK_FLOPS
 from caraml.verify.claims import energy_claims
 from caraml.worker import training
-from caraml.worker.record import Known, together
 from caraml.worker.so_far import SoFar
+from caraml.worker.together import Known, together
 from caraml.worker.training import Worker
 from caraml.workloads.base import Task
 from tests.conftest import MakePoint

@@ -29,7 +29,7 @@ from caraml.metrics.model import METRICS, Metric, Peak, StatedMetric, unknown
 from caraml.results.rows import read_table
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Point, Policy
-from caraml.worker.record import Known
+from caraml.worker.together import Known
 from caraml.worker.training import Worker
 from caraml.workloads import load_workload
 from caraml.workloads.base import BuildContext, Quality, Task

@@ -25,7 +25,8 @@ from caraml.results.claim import BUILT_IN, Heartbeat, kind_of, withdraw
 from caraml.results.record import STOPPED, Record
 from caraml.results.status import DONE, ProgressLine
 from caraml.results.store import RECORD, read_record
-from caraml.system.detect import detect, environment
+from caraml.system.detect import detect
+from caraml.system.environment import environment
 from caraml.worker.command_record import Sensors, how_it_ran
 from caraml.workloads.command import names_of
 

@@ -122,7 +122,7 @@ def verify(
     """Check the measurement: measure work of known truth, here or through a scheduler, and compare every number with the truth."""
     from caraml.cli.asked import place_of
     from caraml.report.progress import LiveTable, LogLines
-    from caraml.verify.claims import table
+    from caraml.verify.finding import table
     from caraml.verify.proof import FILE, prove, right
 
     place = place_of(system, launcher, nodes)

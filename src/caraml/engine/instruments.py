@@ -20,7 +20,8 @@ from caraml.power.energy import around
 from caraml.power.merge import of_one_node, over_nodes
 from caraml.power.model import WindowEnergy, window_from_dict
 from caraml.results.record import Node
-from caraml.system.detect import detect, environment
+from caraml.system.detect import detect
+from caraml.system.environment import environment
 from caraml.system.nvml import Throttled, shares, slowed_down, throttled
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class NodeSummary:
     """What computes, in a few words."""
     cpu: str | None = None
     environment: dict[str, Any] = field(default_factory=dict)
-    """Versions, clocks and settings (see ``caraml.system.detect``)."""
+    """Versions, clocks and settings (see ``caraml.system.environment``)."""
     spans: dict[str, WindowEnergy] = field(default_factory=dict)
     """Further windows, by name: ``run`` is all that an application would do, ``epochs`` all its epochs."""
 

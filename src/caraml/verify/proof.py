@@ -41,10 +41,12 @@ from caraml.suite.expand import expand
 from caraml.suite.load import SuiteFile, load_suite
 from caraml.suite.model import Point
 from caraml.system import affinity, host
-from caraml.system.detect import detect, environment
+from caraml.system.detect import detect
+from caraml.system.environment import environment
 from caraml.system.families import OVERRIDE
 from caraml.system.model import DeviceModel, System
-from caraml.verify.claims import SOURCE, Finding, Verdict, claims, fact, number, seen_twice, source_of
+from caraml.verify.claims import SOURCE, claims, source_of
+from caraml.verify.finding import Finding, Verdict, fact, number, seen_twice
 from caraml.workloads import params_of
 
 COARSEST_CLOCK = 1e-5

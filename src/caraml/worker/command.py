@@ -38,7 +38,8 @@ from caraml.results.record import Record
 from caraml.results.status import ProgressWriter
 from caraml.results.store import write_record
 from caraml.suite.model import Point
-from caraml.system.detect import detect, environment
+from caraml.system.detect import detect
+from caraml.system.environment import environment
 from caraml.system.variables import PROGRAM, handed_over
 from caraml.worker.command_record import Output, Ran, measured_by, record_of_run, window_of
 from caraml.worker.remote import OtherNodes

@@ -38,8 +38,9 @@ from caraml.system.detect import detect
 from caraml.system.variables import PATIENCE, seconds_asked
 from caraml.worker.measure_record import LoopRecords, say, to_its_end
 from caraml.worker.place import RankPlace, Told, device_in_use, place_of, policy_of, ranks_in_use, results_folder
-from caraml.worker.record import Known, PhaseLog, gathered, readings_alone, write_readings
+from caraml.worker.record import PhaseLog, gathered, readings_alone, write_readings
 from caraml.worker.so_far import SoFar
+from caraml.worker.together import Known
 
 _NOTHING = StepOutcome(None, 0.0)
 FEWEST = 2 * FEWEST_STEPS + 1

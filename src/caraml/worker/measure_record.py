@@ -25,8 +25,10 @@ from caraml.results.finish import MEASURED, finish, now, tidy
 from caraml.results.record import KILLED, Record, Status
 from caraml.results.store import JOURNAL, POINT, RECORD, Store, attempts, read_record, write_record
 from caraml.suite.model import NOT_STATED, OWN_LOOP, Point
-from caraml.system.detect import detect, environment
-from caraml.worker.record import Known, PhaseLog, make_record
+from caraml.system.detect import detect
+from caraml.system.environment import environment
+from caraml.worker.record import PhaseLog, make_record
+from caraml.worker.together import Known
 
 _NO_PEAK = "not measured beside a loop of one's own"
 _NOT_TOLD = "the loop does not say how long it waited for its input"

@@ -22,8 +22,9 @@ import torch
 from caraml.base.errors import InputError
 from caraml.engine.afterwards import Tracer, quality, save_model, validate, validation_loss
 from caraml.engine.device import CpuDevice, Device, open_device, sensors_of
+from caraml.engine.epochs import EpochLoop
 from caraml.engine.instruments import Instruments, quiet_baseline
-from caraml.engine.loop import EpochLoop, Hooks, MeasuringLoop, Progress
+from caraml.engine.loop import Hooks, MeasuringLoop, Progress
 from caraml.engine.matmul import replacements
 from caraml.engine.precision import ARITHMETIC, attention_kernel, check_fit, compute_in_fp8, set_kernels
 from caraml.engine.ranks import Ranks
@@ -39,9 +40,10 @@ from caraml.results.record import Profile, Record, Status
 from caraml.results.status import ProgressWriter
 from caraml.suite.model import Point
 from caraml.system import affinity
-from caraml.system.detect import own_checkout
-from caraml.worker.record import Known, PhaseLog, gathered, make_record, process_start, write_readings
+from caraml.system.environment import own_checkout
+from caraml.worker.record import PhaseLog, gathered, make_record, process_start, write_readings
 from caraml.worker.so_far import SoFar
+from caraml.worker.together import Known
 from caraml.workloads import load_workload, software_of
 from caraml.workloads.base import BuildContext, Task, checked
 

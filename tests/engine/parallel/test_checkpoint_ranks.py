@@ -22,7 +22,7 @@ from caraml.engine.steps import RankSummary, StepTable
 from caraml.metrics.model import Facts, Peak
 from caraml.suite.model import Point, Policy
 from caraml.worker import training
-from caraml.worker.record import Known
+from caraml.worker.together import Known
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
