@@ -130,10 +130,10 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 4_034,
     "base": 3_090,
-    "campaign": 1_695,
+    "campaign": 1_696,
     "cli": 1_621,
     "data": 794,
-    "engine": 5_229,
+    "engine": 5_261,
     "launch": 1_904,
     "metrics": 1_017,
     "power": 5_051,
@@ -141,9 +141,9 @@ LINES = {
     "report": 4_867,
     "results": 3_418,
     "suite": 2_730,
-    "system": 3_586,
-    "verify": 1_057,
-    "worker": 2_834,
+    "system": 3_602,
+    "verify": 1_066,
+    "worker": 2_857,
     "workloads": 8_330,
 }
 FILES = 200
