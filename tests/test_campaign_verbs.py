@@ -355,6 +355,7 @@ def test_status_says_what_a_point_waits_for_in_the_queue(here: Path, monkeypatch
     waits = [line for line in caraml(here, "status", **surroundings).stdout.splitlines() if "queued" in line and "slurm:" in line]
     assert len(waits) == 2 and "(Priority); place 1 of 1 by priority; expected to start 2030-01-02 03:04:05" in waits[0], waits
     assert "no job of yours waits here for it: it has begun, maybe with other points of it, or is over" in waits[1], waits
+    assert not any("runner" in line for line in waits), "it has ended, as asked"
     (began,) = [folder for folder in (here / "caraml-results" / "points").glob("*/1") if "slurm:7_0:" in (handle_of(folder) or "")]
     monkeypatch.setenv("PATH", surroundings["PATH"])
     monkeypatch.setattr(progress, "_turns", lru_cache(maxsize=1)(progress._turns.__wrapped__))  # what other tests have asked is not known

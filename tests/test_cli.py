@@ -147,6 +147,8 @@ def test_the_same_run_again_measures_nothing(out: Path) -> None:
             ["report", "--format", "htm"],
             "value of --format 'htm'; known: csv, html, md, pdf, png, svg\n  next step: did you mean 'html'",
         ),
+        (["results", "--format", "csv"], "--format csv: no option of this verb\n  next step: --csv"),
+        (["results", "--format=md"], "--csv or --json; files: caraml report --format"),
         (["check", "quick", "--baseline", "b", "--flags", "lax"], "unknown value of --flags 'lax'; known: ignore, strict, warn"),
         (["archive", "tiny", "/etc/hosts/x.zip"], "/etc/hosts: found a file, expected a folder"),
         (["data", "prepare", "images", "--out", "/etc/hosts/x"], "/etc/hosts: data cannot be written here: File exists"),

@@ -137,7 +137,7 @@ def test_the_summary_says_how_good_what_is_best_and_what_to_do() -> None:
 
     lines = repeated([run(4, 0.1, []), run(8, 0.1, ["imprecise"]), run(16, 0.1, ["busy_machine"])])
     found = dict(findings(lines))
-    assert found["Quality"].endswith("; 1 of 3 wider than asked for; 1 of 3 disturbed"), found
+    assert found["Quality"].endswith("; 1 of 3 less precise than asked for; 1 of 3 disturbed"), found
     two = repeated([run(4, 0.1, []), wild(run(8, 0.1, []))])
     *each, middle = [float(dict(findings(some))["Quality"].split()[5].replace(",", "")) for some in (two[:1], two[1:], two)]
     assert middle == pytest.approx(sum(each) / 2, rel=0.1), "of two rates the median, not the worse one"
@@ -146,6 +146,10 @@ def test_the_summary_says_how_good_what_is_best_and_what_to_do() -> None:
     assert "on a quiet machine or for longer" in found["Next"] and "caraml advise" in found["Next"]
     assert "caraml retry quick" in found["Next"], "needs no file"
     failed = run(4, 1.0, [], status="failed", reason="no", metrics={}, window=None)
+    unknown = run(8, 0.1, ["imprecise"])
+    unknown.metrics["throughput"] = unknown.metrics["throughput"].model_copy(update={"low": None, "high": None})
+    told = dict(findings(repeated([unknown])))["Quality"]
+    assert told.startswith("no rate has an interval; 1 of 1 less precise than asked for"), "nothing is wider than something"
     assert "is imprecise" in dict(findings(repeated([run(8, 0.1, ["imprecise"])])))["Next"]
     blind = run(8, 0.1, [])
     blind.metrics["energy_per_item"] = Metric(value=None, unit="J/token", reason="no sensor of this boundary answered")

@@ -164,7 +164,7 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
     told = f"rates are known to ± {percent(median(widths), 2)} (median)" if widths else "no rate has an interval"
     told += f", {len(rates) - len(widths)} of {len(rates)} without an interval" if widths and len(widths) < len(rates) else ""
     imprecise = [line for line in good if "imprecise" in line.mean.flags]
-    told += f"; {len(imprecise)} of {len(good)} wider than asked for" if imprecise else ""
+    told += f"; {len(imprecise)} of {len(good)} less precise than asked for" if imprecise else ""
     told += f"; {len(disturbed)} of {len(good)} disturbed" if disturbed else "; nothing disturbed them"
     searched = sum("disturbed_probe" in line.mean.flags for line in good)
     told += f"; the search for the limit was disturbed in {searched} of {len(good)}" if searched else ""

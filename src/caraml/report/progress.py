@@ -279,7 +279,7 @@ def _about(one: Standing) -> str:
     parts = [one.line.phase, *_so_far(one.line)] if one.line is not None else []
     if one.handle is not None:
         parts.append(job_of(one.handle))
-    if one.runner is not None and one.state in OPEN:
+    if one.runner is not None and one.lives:
         parts.append(f"runner {one.runner.pid} on {one.runner.host}")
     return ", ".join(part for part in [*parts, one.reason or ""] if part)
 

@@ -116,6 +116,8 @@ class Standing:
     """The attempt under way."""
     handle: str | None = None
     runner: Runner | None = None
+    lives: bool = False
+    """Whether the runner does, as far as is known."""
     line: ProgressLine | None = None
 
 
@@ -149,9 +151,9 @@ def _under_way(store: Store, key: str, label: str, name: str) -> Standing | None
     runner, handle = holder(folder)[1], handle_of(folder)
     lives = runner is not None and alive(runner, store.root)
     if handle is None:
-        return Standing(key, label, "starting", folder=folder, runner=runner) if lives else None
+        return Standing(key, label, "starting", folder=folder, runner=runner, lives=True) if lives else None
     line = ProgressReader(folder).latest()
-    standing = Standing(key, label, "running", folder=folder, handle=handle, runner=runner, line=line)
+    standing = Standing(key, label, "running", folder=folder, handle=handle, runner=runner, lives=lives, line=line)
     kind = kind_of(handle)
     if line is None and (kind == "slurm" or not (kind in BUILT_IN or (folder / STARTED).exists())):
         standing = replace(standing, state="queued")
