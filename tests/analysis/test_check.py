@@ -33,6 +33,7 @@ from caraml.analysis.baseline import (
 )
 from caraml.analysis.check import ALPHA, SCREEN, CheckedPoint, SuiteCheck, changed_since, judged, settle
 from caraml.base.errors import ExitCode, InputError
+from caraml.base.format import significant
 from caraml.metrics.model import Metric
 from caraml.report.comparison import check_json, check_junit, check_sections, verdict_line
 from caraml.results.record import Record
@@ -112,6 +113,10 @@ def test_runs_that_vary_too_much_decide_nothing() -> None:
     found = check(baseline, judged(works(baseline, night(10, {16: 0.95}))))
     assert found.exit_code == ExitCode.UNDECIDED == 5 and verdict_line(found).startswith("undecided: 2 of 2 points: gpt-mini b16 fp32")
     assert "a loss of 2.0% is not excluded; these runs" in found.points[0].notes[0]
+    ratio = found.points[0].metrics[0].ratio
+    assert ratio is not None and ratio.low is not None and ratio.high is not None
+    half = significant(50 * (ratio.high - ratio.low), 2)
+    assert f"% slower (± {half} %)" in verdict_line(found) and ratio.high - ratio.low > 0.1, "as the table has it, also where it is wide"
 
 
 def test_a_small_loss_that_lasts_is_found_by_the_last_nights_together() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -142,6 +143,9 @@ def test_results_not_above_zero_are_counted() -> None:
     assert len(series.records) == 2 and not_above_zero(records, "data_wait_share") == 1 and not_above_zero(records, "throughput") == 0
     assert "left out: 1 result not above zero, as levels are compared by their ratio" in history_sections([series], 1)[0].notes
     assert not any("left out" in note for note in history_sections([series])[0].notes)
+    short = dataclasses.replace(series, changes=(), newest=None, note="too few")
+    assert history_sections([short])[1].notes[0].startswith("not looked for: ")
+    assert history_sections([short, dataclasses.replace(short, note=None)])[1].notes[0] == "none beyond chance"
 
 
 def test_a_copy_of_a_result_is_no_other_result() -> None:

@@ -317,6 +317,7 @@ def test_a_profile_stands_with_its_point(tmp_path: Path) -> None:
 def test_points_without_any_number_still_make_a_page(tmp_path: Path) -> None:
     store = Store(tmp_path)
     parsed = Page(page(store, [save(store, broken_record(make_point(), "failed", "no GPU"))], "none"))
+    assert parsed.ids["count"].text == "1 point"
     assert not parsed.root.all("figure")
     assert "no GPU" in parsed.ids["unfinished"].text
     assert "No point has a throughput." in parsed.ids["throughput"].text

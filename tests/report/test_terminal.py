@@ -194,6 +194,12 @@ def test_record_view_says_what_a_metric_of_somebody_else_is(workload: str, where
         assert expected in words, words
 
 
+def test_record_view_says_over_what_a_share_of_the_runtime_is() -> None:
+    shares = {name: Metric(value=0.1, unit="1") for name in ("loading_share", "training_share", "rest_share")}
+    words = flat(text_of(record_view(make_record(metrics=shares)), 200))
+    assert words.count("over the whole run") == 3 and "over the window (" not in words
+
+
 def test_record_view_without_energy_says_why_and_what_to_do() -> None:
     words = flat(text_of(record_view(make_record()), 100))
     assert f"no energy: {NO_SENSOR}" in words

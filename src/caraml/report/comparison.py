@@ -244,7 +244,7 @@ def _how(point: CheckedPoint) -> str:
     rate = METRICS[one.metric].better == "higher"
     words = {(True, True): "slower", (True, False): "faster", (False, True): "more", (False, False): "less"}[rate, one.loss > 0]
     what = "" if words in ("slower", "faster") else f" {title_of(one.metric).lower()}"
-    error = f" (± {significant(100 * math.expm1(one.ratio.reach), 2)} %)" if one.ratio.sd else ""
+    error = f" (± {significant(100 * one.ratio.value * math.sinh(one.ratio.reach), 2)} %)" if one.ratio.sd else ""
     return f"{significant(100 * abs(one.ratio.value - 1), 2)} % {words}{what}{error}"
 
 

@@ -357,7 +357,8 @@ def history_sections(series: Sequence[Series], dropped: int = 0) -> list[Section
         for one in series
         if one.newest is not None
     )
-    return [*found, Section("Changes", (), (), (*(changes or ("none beyond chance",)), *alone))]
+    none = "none beyond chance" if short < len(series) else "not looked for: no series has enough results for one to be found"
+    return [*found, Section("Changes", (), (), (*(changes or (none,)), *alone))]
 
 
 def _levels(one: Series) -> Iterable[tuple[str, ...]]:

@@ -284,7 +284,7 @@ def _over(record: Record, name: str) -> str:
     if name == "idle_power" and record.idle is not None:
         return f"idle window of {record.idle.duration_s:,.2f} s before the work and after it"
     of_epochs = name.startswith(("epoch_", "batch_time", "throughput_first", "throughput_later", "accuracy_", "staging_"))
-    of_run = name.startswith(("run", "loading_", "training_", "saving_"))
+    of_run = name.startswith(("run", "loading_", "training_", "saving_", "rest_"))
     if name in {"loss_last", "peak_memory", "peak_host_memory", "action"} or record.window is None or of_epochs or of_run or own:
         return "whole run"
     return f"window ({record.window.start:,.2f} to {record.window.end:,.2f} s, {count(record.window.steps, 'step')})"
