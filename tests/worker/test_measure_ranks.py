@@ -134,8 +134,9 @@ def test_a_rank_records_where_rank_0_and_the_store_are_gone(tmp_path: Path, monk
         raise RuntimeError("Broken pipe")
 
     loops: list[own_loop.OwnLoop] = []
-    for _ in range(2):
+    for rank in range(2):
         ranks = Pair(12, GONE, alone=True)
+        ranks.rank = rank
         ranks._store = SimpleNamespace(add=gone, wait=gone, set=gone, check=gone)
         monkeypatch.setattr(own_loop, "ranks_in_use", lambda ranks=ranks: ranks)
         with pytest.raises(RuntimeError, match="Connection closed"), caraml.measure("survivor", out=tmp_path, policy=QUICK) as m:

@@ -156,6 +156,27 @@ def test_it_is_seldom_that_anything_is_written(tmp_path: Path, monkeypatch: pyte
     assert all(gap <= 2.5 or gap <= 0.02 * at + 0.5 for gap, at in zip(gaps, written, strict=False))
 
 
+def test_a_disk_is_not_filled_by_very_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there stays right, and one that is asked to end puts away the rest."""
+    monkeypatch.setattr(so_far, "_EVERY", 0.0)
+    monkeypatch.setattr(so_far, "_SHARE", 0.0)
+    monkeypatch.setattr(so_far, "_LARGEST", 100)
+    thread = lambda target, args, **_: SimpleNamespace(start=lambda: target(*args))  # noqa: E731
+    monkeypatch.setattr(so_far, "threading", SimpleNamespace(Lock=threading.Lock, Thread=thread))
+    here, sizes = away(tmp_path), list[int]()
+
+    def look(loop: MeasuringLoop) -> None:
+        here.look(loop, None)
+        sizes.append((tmp_path / JOURNAL).stat().st_size)
+
+    loop, step = loop_of(POLICY, look)
+    loop.run(step)
+    assert len(sizes) > 5 and sizes[1] == sizes[-1]
+    here.rest(loop, None)
+    assert tables(tmp_path) == {"steps": "steps.parquet"}
+    assert read_table(tmp_path / "steps.parquet")["step"] == [*range(len(loop.so_far()))]
+
+
 def test_of_a_long_window_no_more_is_lost_than_of_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks of the loop are a twentieth of its steps apart: of three hours nine minutes."""
     clock, written = VirtualClock(1000.0), list[float]()

@@ -165,8 +165,8 @@ def _make_tables(folder: Path, files: dict[str, str]) -> bool:
 
 def tidy(folder: Path) -> None:
     """Remove what only stands in for a record."""
-    for name in (MEASURED, JOURNAL):
-        (folder / name).unlink(missing_ok=True)
+    for path in (folder / MEASURED, *journal.of_ranks(folder)):
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -42,10 +42,15 @@ def _checksum(parts: Iterable[bytes | array[Any]]) -> int:
     return reduce(lambda found, part: crc32(part, found), parts, 0)
 
 
+def of_ranks(folder: Path) -> list[Path]:
+    """The journals of an attempt: rank 0's, and those of ranks that have put away theirs as they failed."""
+    return sorted(folder.glob(f"{JOURNAL}*"))
+
+
 def told(folder: Path) -> dict[str, Any]:
     """What blocks without columns say, the last word on each."""
     found: dict[str, Any] = {}
-    for head, columns in _blocks(folder / JOURNAL):
+    for head, columns in chain.from_iterable(map(_blocks, of_ranks(folder))):
         found |= {} if columns else head
     return found
 
@@ -54,7 +59,7 @@ def tables(folder: Path) -> dict[str, str]:
     """Write the tables of which there are rows; the files' names, by kind. Raises ``OSError`` where they cannot be written."""
     files = {}
     for name, columns in _TABLES.items():
-        rows = _rows(folder / JOURNAL, name, columns)
+        rows = chain.from_iterable(_rows(path, name, columns) for path in of_ranks(folder))
         first = next(rows, None)
         if first is not None:
             files[name] = write_table(folder, name, columns, chain([first], rows))

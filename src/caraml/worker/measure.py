@@ -82,7 +82,7 @@ class OwnLoop:
         self._instruments: Instruments | None = None
         edge = lambda: self._instruments is None or self._instruments.edge()  # noqa: E731
         hooks = Hooks(phase=self._log.phase, edge=edge)
-        if ranks.world == 1:  # of several each leaves what it has where it is asked to end
+        if not ranks.rank:
             hooks.meanwhile = lambda: self._so_far.look(self._loop, self._instruments)
         self._loop = MeasuringLoop(self._device, ranks, point.measure, hooks)
         self._until_ended = ExitStack()
@@ -92,7 +92,7 @@ class OwnLoop:
         self._until_ended.callback(atexit.unregister, self.finish)
         try:
             with self._log.phase("idle"):
-                if ranks.world == 1:
+                if not ranks.rank:
                     self._records.begin()
                 if place.leads:
                     self._instruments = Instruments(place.gpus, family=place.family)

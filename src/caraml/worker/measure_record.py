@@ -14,16 +14,16 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from caraml.base.errors import InputError
-from caraml.base.files import new_folder_beside, owned, write_new
+from caraml.base.files import make_folder, new_folder_beside, owned, touch, write_new
 from caraml.base.format import human, percent
 from caraml.base.signals import on_signals
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary
 from caraml.metrics.model import Facts, Metric, Peak, Phase
-from caraml.results.claim import CLAIM, alive, holder, myself, recent
+from caraml.results.claim import CLAIM, alive, holder, myself, recent, take_over
 from caraml.results.finish import MEASURED, finish, now, tidy
 from caraml.results.record import KILLED, Record, Status
-from caraml.results.store import JOURNAL, POINT, RECORD, Store, attempts, read_record, write_record
+from caraml.results.store import POINT, RECORD, Store, attempts, read_record, write_record
 from caraml.suite.model import NOT_STATED, OWN_LOOP, Point
 from caraml.system.detect import detect
 from caraml.system.environment import environment
@@ -39,6 +39,8 @@ _UNSTATED = {
     "micro_batch": "m.step() is told items, not samples",
 }
 """Fields of a point that a loop of one's own leaves open, and why."""
+_OPEN = "open"
+"""Folder of the results with a file for each loop that is measured: there may be very many results."""
 _OUTRIGHT = f"{KILLED}SIGKILL or a crash, or lost with its node"
 """Why a loop has no record but what it had put away."""
 _UNTOLD = {
@@ -69,8 +71,8 @@ class LoopRecords:
         if not ranks.rank:
             record_killed(out)
         next_attempt = max(attempts(out / "points" / point.folder_name), default=0) + 1
-        self.zero, self._next_attempt = ranks.gather([log.origin, next_attempt])[0]
-        """Rank 0's zero of the record's times, and the attempt's number if no other loop of this name takes it meanwhile."""
+        self.zero, self._next_attempt, self._rank_0 = ranks.gather([log.origin, next_attempt, str(myself())])[0]
+        """Rank 0's zero of the record's times; the attempt's number if no other loop of this name takes it meanwhile; and its claim."""
 
     @contextmanager
     def to_record(self, point: Point, *, alone: bool) -> Iterator[Path | None]:
@@ -81,7 +83,11 @@ class LoopRecords:
             return
         with to_its_end(), ranks.telling() if alone else nullcontext(ranks.rank == 0) as first:
             if first is None:  # nobody can say any more which rank it is: the one that makes the attempt
-                folder = self._made or Store(self.out).claim_attempt(point, point.folder_name, self._next_attempt)
+                begun = self._made or self._begun_by_rank_0()
+                if begun is None:
+                    folder = Store(self.out).claim_attempt(point, point.folder_name, self._next_attempt)
+                elif take_over(begun, 1, myself()):
+                    folder = begun
             elif first:
                 folder = self.new_attempt(point)
             yield folder
@@ -149,6 +155,7 @@ class LoopRecords:
     def new_attempt(self, point: Point) -> Path:
         """A folder for the record of this loop, where there is room: the one that was made for it before, if it was not written then."""
         with self._making:
+            self._made = self._made or self._begun_by_rank_0()
             if self._made is None or not self._made.is_dir():  # somebody has removed it
                 try:
                     self._made = Store(self.out).new_attempt(point)
@@ -168,7 +175,16 @@ class LoopRecords:
                 assert self._killed is not None
                 point, files = self._killed.point, {f"{CLAIM}1": str(myself()), MEASURED: self._killed.model_dump_json()}
                 self._made = Store(self.out).new_attempt(point, lambda _: {POINT: point.model_dump_json(indent=1), **files})
+                with suppress(OSError):
+                    make_folder(self.out / _OPEN)
+                    touch(_mark(self._made))
             return self._made
+
+    def _begun_by_rank_0(self) -> Path | None:
+        """The attempt that rank 0 made while the loop was measured, if it is to be seen here and has no record yet."""
+        point = self.out / "points" / self._point.folder_name
+        made = (point / str(number) for number in attempts(point) if number >= self._next_attempt) if self._ranks.rank else ()
+        return next((one for one in made if owned(one) and not (one / RECORD).exists() and str(holder(one)[1]) == self._rank_0), None)
 
     def told_so_far(self) -> dict[str, JsonValue]:
         """What a record says of a loop that has left no word."""
@@ -217,6 +233,8 @@ class LoopRecords:
     def _keep(self, record: Record, folder: Path) -> None:
         write_record(folder, record)
         tidy(folder)
+        with suppress(OSError):
+            _mark(folder).unlink()
         self.record = record
         reason, rate = record.reason, record.metrics.get("throughput")
         if rate is not None and rate.value is not None:
@@ -227,18 +245,25 @@ class LoopRecords:
             say(self.told)
 
 
+def _mark(attempt: Path) -> Path:
+    """The file that is there while an attempt has no record."""
+    return attempt.parents[2] / _OPEN / f"{attempt.parent.name}.{attempt.name}"
+
+
 def record_killed(out: Path) -> None:
     """Write the records of earlier loops that were killed outright, of what they had put away: nobody else looks after them."""
-    for journal in (out / "points").glob(f"{OWN_LOOP}-*/*/{JOURNAL}"):
+    for mark in (out / _OPEN).glob(f"{OWN_LOOP}-*.*"):
         with suppress(Exception):  # of a store that cannot be written, say: it is no fault of the loop that begins
-            attempt = journal.parent
-            if (attempt / RECORD).exists() or not owned(attempt) or attempt.resolve().parents[2] != out.resolve():  # there by a link
-                continue
-            owner = holder(attempt)[1]
-            if alive(owner, out) if owner is not None and owner.place == myself().place else recent(attempt, out):
-                continue
-            finish(attempt, 1, "failed", _OUTRIGHT)
-            say(f"caraml: an earlier loop was killed in its window, and has its record now: {attempt / RECORD}")
+            attempt = out / "points" / mark.stem / mark.suffix[1:]
+            if attempt.is_dir() and not (attempt / RECORD).exists():
+                if not owned(attempt) or attempt.resolve().parents[2] != out.resolve():  # there by a link
+                    continue
+                owner = holder(attempt)[1]
+                if alive(owner, out) if owner is not None and owner.place == myself().place else recent(attempt, out):
+                    continue
+                finish(attempt, 1, "failed", _OUTRIGHT)
+                say(f"caraml: an earlier loop was killed in its window, and has its record now: {attempt / RECORD}")
+            mark.unlink()
 
 
 @contextmanager

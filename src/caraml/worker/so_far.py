@@ -14,10 +14,12 @@ from caraml.engine.instruments import Instruments
 from caraml.engine.loop import MeasuringLoop
 from caraml.engine.steps import PHASES, StepTable
 from caraml.results.journal import block, tables
-from caraml.results.store import JOURNAL
+from caraml.results.store import JOURNAL, RECORD
 
 _EVERY, _SHARE, _LONGEST = 2.0, 0.02, 120.0
 """Seconds from one time to the next, at least; the share of the time so far, of which no more is lost; and seconds at most."""
+_LARGEST = 512 << 20
+"""Bytes beyond which nothing is put away while it is measured: of steps of 1 ms six hours, of which a disk is to keep its room."""
 _WAIT = 3.0
 """Seconds to wait for a disk that does not take what came before: who asks a process to end ends it after five."""
 
@@ -33,6 +35,7 @@ class SoFar:
         """``place`` gives the attempt's folder, ``origin`` is the zero of the times of its record, of which ``told`` says what else is
         known."""
         self._place, self._rank, self._origin, self._told = place, rank, origin, told
+        self._name = f"{JOURNAL}.{rank}" if rank else JOURNAL
         self._began = self._due = time.monotonic()
         self._idle, self._over = threading.Lock(), False
         """Held while anything is written, and from the last time on."""
@@ -43,7 +46,7 @@ class SoFar:
     def look(self, loop: MeasuringLoop, instruments: Instruments | None) -> None:
         """Put away what is new, now and then; called meanwhile by the loop."""
         now = time.monotonic()
-        if now < self._due or not self._idle.acquire(blocking=False):
+        if now < self._due or self._size > _LARGEST or not self._idle.acquire(blocking=False):
             return
         self._due = now + min(max(_EVERY, _SHARE * (now - self._began)), _LONGEST)
         try:
@@ -74,7 +77,7 @@ class SoFar:
         self._over = True
         if measured and self._folder is not None:
             with suppress(OSError):
-                (self._folder / JOURNAL).unlink()
+                (self._folder / self._name).unlink()
         return True
 
     def _write_aside(self, steps: StepTable, instruments: Instruments | None) -> None:
@@ -88,8 +91,10 @@ class SoFar:
         readings = dict(self._readings)
         content = b"".join(self._blocks(steps, instruments, readings, whole))
         self._folder = self._place()
-        write_at(self._folder / JOURNAL, self._size, content)
-        flush(self._folder / JOURNAL)
+        if (self._folder / RECORD).exists():  # another rank's word, which has all of this
+            return
+        write_at(self._folder / self._name, self._size, content)
+        flush(self._folder / self._name)
         self._size, self._steps, self._readings = self._size + len(content), self._steps + len(steps), readings
 
     def _blocks(
