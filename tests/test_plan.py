@@ -5,17 +5,23 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import sys
 from contextlib import nullcontext
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from caraml import __version__
 from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.campaign.machine import machine_of
 from caraml.cli import app
 from caraml.suite.model import WORKLOAD_ALIASES
-from caraml.workloads import load_workload
+from caraml.system.catalogue import load_system
+from caraml.system.model import Container, Scheduler, Software
+from caraml.workloads import load_workload, see_packages
 from caraml.workloads.gpt.tokens import IndexedTokensWriter
 from caraml.workloads.weather import prepare_weather
 
@@ -30,10 +36,10 @@ params = {params}
 """
 
 
-def planned(folder: Path, workload: str, params: str) -> tuple[int, str]:
+def planned(folder: Path, workload: str, params: str, *options: str) -> tuple[int, str]:
     suite = folder / "given.toml"
     suite.write_text(LOOKED_AT.format(workload=workload, params=params))
-    result = CliRunner().invoke(app, ["plan", str(suite), "--out", str(folder / "results")], env={"COLUMNS": "2000"})
+    result = CliRunner().invoke(app, ["plan", str(suite), "--out", str(folder / "results"), *options], env={"COLUMNS": "2000"})
     return result.exit_code, result.stdout
 
 
@@ -166,3 +172,59 @@ def test_only_what_is_chosen_needs_its_packages(tmp_path: Path, monkeypatch: pyt
     other = CliRunner().invoke(app, ["plan", "pearc22", "--only", "bert"])
     assert isinstance(other.exception, EnvironmentUnfitError) and "needs transformers, not installed here" in str(other.exception)
     assert CliRunner().invoke(app, ["plan", "pearc22", "--only", "bert", "--launcher", "print"]).exit_code == 0
+
+
+def without_torch(patch: pytest.MonkeyPatch) -> None:
+    version = metadata.version
+
+    def absent(name: str) -> str:
+        if name == "torch":
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    patch.setitem(sys.modules, "torch", None)
+    patch.setattr(metadata, "version", absent)
+    for name in ("caraml.engine.memory", "caraml.workloads.question_answering.data"):
+        patch.delitem(sys.modules, name, raising=False)
+
+
+def test_a_login_node_whose_jobs_alone_have_torch_plans_all_but_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = tmp_path / "squad.json"
+    corpus.write_text("{}")
+    jobs = tmp_path / "venv" / "lib" / "python3.12" / "site-packages" / "torch-9.9.dist-info"
+    jobs.mkdir(parents=True)
+    (jobs / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9+jobs\n")
+    without_torch(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    for name, parameters in (
+        ("gpt", '{ preset = "4M" }'),
+        ("question_answering", '{ file = "squad.json" }'),
+        ("command", '{ argv = ["true"] }'),
+    ):
+        text = LOOKED_AT.format(workload=name, params=parameters)
+        Path(f"{name}.toml").write_text(text if name != "command" else text.replace("global_batch = [2, 4]\n", ""))
+    printed = {name: CliRunner().invoke(app, ["plan", f"{name}.toml", "--launcher", "print"]) for name in ("gpt", "question_answering")}
+    assert [done.exit_code for done in printed.values()] == [0, 0], printed
+    assert "memory: not planned, which needs torch here" in printed["gpt"].output
+    assert "input of question_answering is not looked into, which needs torch here" in printed["question_answering"].output.replace(
+        "\n", " "
+    )
+    see_packages("command")
+    refused = CliRunner().invoke(app, ["plan", "gpt.toml"]).exception
+    assert isinstance(refused, EnvironmentUnfitError) and "'gpt' needs torch, not installed here" in str(refused)
+    assert "software.modules, venv or python" in str(refused)
+    local = load_system("local")
+    for software, torch in ((Software(), "of unknown version"), (Software(venv=str(tmp_path / "venv")), "9.9+jobs")):
+        system = local.model_copy(update={"site": local.site.model_copy(update={"software": software})})
+        assert machine_of(system, "slurm").software == f"caraml {__version__}, torch {torch}"
+
+
+def test_plan_says_once_and_in_one_line_what_keeps_points_from_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = load_system("local")
+    image = Container(runtime="apptainer", image=str(tmp_path / "x.sif"))
+    jobs = local.site.model_copy(update={"scheduler": Scheduler(max_minutes=60, exclusive=True), "container": image})
+    monkeypatch.setattr("caraml.cli.asked.load_system", lambda *_: local.model_copy(update={"site": jobs}))
+    code, text = planned(tmp_path, "gpt", '{ preset = "4M" }\nmeasure.timeout_seconds = 7200', "--launcher", "print")
+    assert code == 2 and "\ufffd" not in text
+    assert text.count("refused: ") == 2 and "x.sif" in text
+    assert text.count("b2 fp32: timeout_seconds = 7200 is 120 min; jobs here end after 60 min (scheduler.max_minutes); next step") == 1

@@ -68,7 +68,8 @@ def main() -> None:
             raise
         from caraml.workloads import how_to_install
 
-        say(f"caraml: needs {package}, not installed here\n  next step: {how_to_install([package])}", err=True)
+        where = ", or run the same in a job that has it" if package == "torch" else ""
+        say(f"caraml: needs {package}, not installed here\n  next step: {how_to_install([package])}{where}", err=True)
         sys.exit(ExitCode.ENVIRONMENT_UNFIT)
 
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.launch import Job, batch, queue
 from caraml.launch.batch import START_UP_SECONDS, SlurmOptions
-from caraml.launch.launchers import PrintLauncher, faults, set_up
+from caraml.launch.launchers import PrintLauncher, set_up
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.finish import NOT_DONE, finish
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Knobs, Policy
 from caraml.system.catalogue import list_systems
-from caraml.system.model import Container, Network, Scheduler, Site, Software
+from caraml.system.model import Network, Scheduler, Site, Software
 from tests.conftest import MakePoint
 from tests.report.record_factory import make_record
 from tests.stores import write_script
@@ -60,7 +60,10 @@ def test_a_script_has_everything_that_the_site_says(tmp_path: Path, make_point: 
     )
     assert "t0k" not in text and "<.private/site" in text and ': "${A?its value' in text
     assert "mkdir -m 700 .meet && head -c 32 /dev/urandom >.meet/secret || exit" in text
-    assert 'export CARAML_MEET="$PWD/.meet" CARAML_PEER="${hosts[-1]}"i' in text
+    meeting = text[text.index("mapfile -t hosts") : text.index("\n", text.index("export CARAML_MEET"))]
+    for host, peer in (("n2", "n2i"), ("n2.a.site", "n2i.a.site")):
+        stand_in = f"scontrol() {{ printf '%s\\n' n1 {host}; }}; SLURM_JOB_NODELIST='n[1-2]'; {meeting}\necho $CARAML_PEER"
+        assert subprocess.run(["bash", "-uc", stand_in], capture_output=True, text=True, check=False).stdout == f"{peer}\n"
     srun = next(line for line in text.replace(" \\\n ", "").splitlines() if line.startswith("srun "))
     assert {"--nodes=4", "--ntasks=4", "--cpu-bind=mask_cpu:0xff", "--gres=gpu:4", "--mpi=pmi2"} <= set(srun.split())
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
@@ -539,18 +542,6 @@ def test_jobs_are_told_as_soon_as_the_queue_has_them(tmp_path: Path, make_point:
 
 
 # -- before the first point --------------------------------------------------------------------------------------------
-
-
-def test_faults_of_a_site_are_found_before_anything_runs(tmp_path: Path, make_point: MakePoint) -> None:
-    site = Site(scheduler=Scheduler(max_minutes=10, qos="a\nb"), container=Container(runtime="apptainer", image=str(tmp_path / "x.sif")))
-    found = faults(site, [make_point(measure=Policy(timeout_seconds=3600)), make_point(measure=Policy(timeout_seconds=60))])
-    assert len(found) == 3
-    assert (
-        any("x.sif" in fault for fault in found)
-        and any("max_minutes" in fault for fault in found)
-        and any("one line" in fault for fault in found)
-    )
-    assert faults(Site(scheduler=Scheduler()), [make_point()]) == []
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from datetime import datetime
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, cast
@@ -43,6 +44,7 @@ from caraml.worker import training
 from caraml.worker.so_far import SoFar
 from caraml.worker.together import Known, together
 from caraml.worker.training import Worker
+from caraml.workloads import computes_with
 from caraml.workloads.base import Task
 from tests.conftest import MakePoint
 from tests.engine.together import Meeting
@@ -543,10 +545,11 @@ def test_what_a_training_is_needed_for_decides_how_it_ended(tmp_path: Path, make
         assert (record.status, record.reason) == (status, f"{NOT_DONE}: Slurm says so") and record.value("throughput")
 
 
-def test_putting_a_measurement_away_is_no_part_of_the_run(
+def test_putting_a_measurement_away_is_no_part_of_the_run_and_its_record_says_what_computed(
     tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    point, passed, make = make_point(workload="known"), [0.0], training.make_record
+    planned = "caraml 0, torch of unknown version, caraml-net 1.0"
+    point, passed, make = make_point(workload="known", software=planned), [0.0], training.make_record
     folder = Store(tmp_path).new_attempt(point)
 
     def slow(*values: Any, **further: Any) -> Record:
@@ -559,6 +562,7 @@ def test_putting_a_measurement_away_is_no_part_of_the_run(
     Worker(folder, point).run()
     record = read_record(folder / RECORD)
     assert 0 < (record.value("runtime") or 0) < 1e6 and 0 < (record.value("run_time") or 0) < 1e6  # the tests' process began long before
+    assert record.key == point.key and record.point.software == f"{computes_with(metadata.version('torch'))}, caraml-net 1.0"
 
 
 def test_while_torch_is_loaded_a_worker_ends_with_its_caller_and_not_by_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
-from caraml import __version__
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.format import GIB, seconds_text
 from caraml.base.processes import Lock, machine_folder
@@ -27,6 +27,7 @@ from caraml.suite.model import Point
 from caraml.suite.placement import Machine
 from caraml.system.families import FAMILIES, refusal
 from caraml.system.model import DeviceKind, System
+from caraml.workloads import computes_with
 
 HERE = "CARAML_HERE"
 """Environment variable: measure on this host although it may be a login node."""
@@ -126,7 +127,7 @@ def machine_of(system: System, launcher: str = "slurm") -> Machine:
         name=system.name,
         device=system.identity,
         device_class=system.device_class,
-        software=f"caraml {__version__}, torch {metadata.version('torch')}",
+        software=computes_with(_torch_of(system)),
         nodes=1 if launcher == "local" else system.nodes,
         # A CPU is one device; more processes on it are for trying out parallel training.
         devices_per_node=(system.cpu.usable_threads or 1) if cpu else system.devices_per_node,
@@ -145,9 +146,23 @@ def machine_of(system: System, launcher: str = "slurm") -> Machine:
     )
 
 
+def _torch_of(system: System) -> str | None:
+    """Version of torch in the virtual environment, or that of the interpreter, which the machine's description names for its jobs, else of
+    torch here; ``None`` where neither is seen, as on login nodes whose jobs alone have torch: records say what computed."""
+    brought = system.site.software
+    if system.site.container.runtime == "none" and (brought.python or brought.venv):
+        folder = Path(brought.python).parent.parent if brought.python else Path(brought.venv or "")
+        places = [str(place) for place in folder.glob("lib*/python3*/site-packages")]
+        for found in metadata.distributions(name="torch", path=places):
+            return found.version
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version("torch")
+    return None
+
+
 def too_large(system: System, points: Sequence[Point]) -> dict[str, str]:
     """Why points are not to be run, by key: those whose memory plan does not fit their devices, with what is needed and available."""
-    if not points:
+    if not points or find_spec("torch") is None:
         return {}  # nothing below is imported for nothing: it needs torch
     from caraml.engine.memory import USABLE, planned_of, room
 

@@ -12,6 +12,7 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,8 @@ from caraml.base.format import count
 from caraml.campaign import Campaign
 from caraml.campaign.attempt import accepted, files_of, lacking
 from caraml.campaign.machine import machine_of, shortest, time_taken
-from caraml.launch import queue
-from caraml.launch.launchers import beforehand, faults
+from caraml.launch import container, queue
+from caraml.launch.launchers import beforehand
 from caraml.launch.script import SCRIPT
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.claim import launcher_plugins
@@ -105,7 +106,7 @@ def preview(campaign: Campaign) -> Preview:
     unknown = dict.fromkeys(sentence for planned in chosen for sentence in lacking(campaign, planned))
     site, options = campaign.system.site, campaign.options
     absent, unlike = _inputs(campaign, to_run)
-    objections = [*unknown, *unlike, *faults(site, to_run, away=options.elsewhere is not None), *refused]
+    objections = [*unknown, *unlike, *refused]
     notes = beforehand(site, options.launcher) if to_run else []
     notes += absent
     notes += [f"includes {path}" for path in campaign.suite.included]
@@ -114,7 +115,10 @@ def preview(campaign: Campaign) -> Preview:
         most = max(point.nodes for point in to_run)
         notes.append(f"nodes: up to {most:,} are asked for; how many {campaign.system.name} has is not known")
     memory = []
-    if any(one.point.workload == "gpt" for one in points) and machine_of(campaign.system).only_programs is None:
+    has_plans = any(one.point.workload == "gpt" for one in points) and machine_of(campaign.system).only_programs is None
+    if has_plans and find_spec("torch") is None:
+        notes.append("memory: not planned, which needs torch here; points that do not fit their devices will end as oom")
+    elif has_plans:
         from caraml.engine.memory import planned_of  # which needs torch
 
         memory = planned_of(one.point for one in points)
@@ -147,18 +151,23 @@ def _earlier(campaign: Campaign, workloads: set[str]) -> tuple[dict[str, float],
 
 def _scripts(campaign: Campaign, points: Sequence[Point]) -> tuple[dict[str, tuple[int, str]], list[str], str | None]:
     """One script of each kind, what the scheduler says to it, and why it is not asked."""
+    objections = []
+    try:
+        if points and campaign.options.elsewhere is None:
+            container.check(campaign.system.site.container)
+    except InputError as error:
+        objections.append(error.line)
     silent = queue.silence() if points and isinstance(campaign.launcher, SlurmLauncher) else None
     kinds: dict[tuple[object, ...], list[Point]] = {}
     for point in points:
         kinds.setdefault((point.workload, point.nodes, point.devices, point.measure.timeout_seconds), []).append(point)
     found: dict[str, tuple[int, str]] = {}
-    objections = []
     for alike in kinds.values():
         point = alike[0]
         try:
             text = files_of(campaign, point, campaign.store.points.absolute() / point.folder_name / "1")[SCRIPT]
         except InputError as error:
-            objections.append(f"{point.label}: {error}")
+            objections.append(f"{point.label}: {error.line}")
             continue
         found[point.label] = (len(alike), text)
         if isinstance(campaign.launcher, SlurmLauncher) and silent is None:
@@ -186,6 +195,8 @@ def _inputs(campaign: Campaign, points: Sequence[Point]) -> tuple[list[str], lis
                 workload.check(workload.params.model_validate(point.params), folder)
         except EnvironmentUnfitError as error:
             absent[error.line] = None  # an image, or the nodes, may have it
+        except ModuleNotFoundError as error:
+            absent[f"input of {point.workload} is not looked into, which needs {error.name} here"] = None
         except InputError as error:
             unlike[error.line] = None
         except OSError as error:  # a name too long, a folder that is closed to us

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,14 +23,13 @@ from caraml.base.files import make_folder, open_new, touch, write_file
 from caraml.base.format import count
 from caraml.base.plugins import Plugin
 from caraml.base.processes import alone
-from caraml.launch import Elsewhere, Job, JobState, Launcher, State, batch, container
+from caraml.launch import Elsewhere, Job, JobState, Launcher, State
 from caraml.launch.batch import SlurmOptions
 from caraml.launch.script import SCRIPT, exports, join, modules
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.claim import BUILT_IN, HANDLE, job_of, kind_of, launcher_plugins, not_installed, start_time
 from caraml.results.finish import reason_of
 from caraml.results.store import RECORD
-from caraml.suite.model import Point
 from caraml.system.model import Scheduler, Site, Software, System
 from caraml.system.variables import concealed, digest, of_caller, required
 
@@ -325,25 +324,6 @@ def beforehand(site: Site, launcher: str) -> list[str]:
         fetched = ", which fetches it where it has none" if "://" in image or site.container.runtime == "podman" else ""
         found.append(f"image, for each point: {image} by {site.container.runtime}{fetched}")
     return found
-
-
-def faults(site: Site, points: Iterable[Point], *, away: bool = False) -> list[str]:
-    """What would keep points from running on this machine, in words: a missing image, more time than a job may take, values with line
-    breaks. ``away``: images are on another machine. Asks no scheduler; :meth:`SlurmLauncher.check` does."""
-    found = []
-    try:
-        if not away:
-            container.check(site.container)
-    except InputError as error:
-        found.append(str(error))
-    shapes = {(point.nodes, point.devices, point.measure.timeout_seconds, point.device_class): point for point in points}
-    for _, point in sorted(shapes.items()) if site.scheduler is not None else ():
-        assert site.scheduler is not None
-        try:
-            batch.resources(point, Path("folder"), 1, site.scheduler)
-        except InputError as error:
-            found.append(str(error))
-    return list(dict.fromkeys(found))
 
 
 def setup_script(software: Software, folder: Path) -> Path | None:

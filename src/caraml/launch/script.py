@@ -376,11 +376,14 @@ done
 
 
 def _meeting_folder(site: Site) -> str:
+    suffix = site.network.address_suffix
+    peer = f"""{join([suffix])}"${{peer#"${{peer%%.*}}"}}"  # before a domain""" if suffix else ""
     return f"""
 # The ranks of all nodes meet in a folder that only their user can open: it has their secret, and the address of the first.
 rm -rf {_MEET} && mkdir -m 700 {_MEET} && head -c 32 /dev/urandom >{_MEET}/{SECRET} || exit
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-export {MEET}="$PWD/{_MEET}" {PEER}="${{hosts[-1]}}"{join([site.network.address_suffix]) if site.network.address_suffix else ""}
+peer=${{hosts[-1]}}
+export {MEET}="$PWD/{_MEET}" {PEER}="${{peer{"%%.*" if suffix else ""}}}"{peer}
 """
 
 

@@ -72,7 +72,7 @@ class Network(FrozenModel):
     """How processes of several nodes find each other."""
 
     interface: str | None = Field(None, description="network interface for gloo and NCCL, e.g. `ib0`")
-    address_suffix: str = Field("", description="appended to a node's host name for its fast network, e.g. `i` at JSC")
+    address_suffix: str = Field("", description="appended to a node's host name, before its domain, for its fast network, e.g. `i` at JSC")
     port: int = Field(29500, ge=1024, le=64535, description="of no effect: ranks meet at a port that the kernel picks")
 
 

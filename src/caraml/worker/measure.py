@@ -19,7 +19,6 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from caraml import __version__
 from caraml.base.errors import CaramlError, InputError, is_out_of_memory
 from caraml.base.format import count
 from caraml.base.limits import COUNT
@@ -41,6 +40,7 @@ from caraml.worker.place import RankPlace, Told, device_in_use, place_of, policy
 from caraml.worker.record import PhaseLog, gathered, readings_alone, write_readings
 from caraml.worker.so_far import SoFar
 from caraml.worker.together import Known
+from caraml.workloads import computes_with
 
 _NOTHING = StepOutcome(None, 0.0)
 FEWEST = 2 * FEWEST_STEPS + 1
@@ -376,7 +376,7 @@ def measure(
         system=system.name,
         device=system.identity,
         device_class="cpu" if isinstance(device_in_use(), CpuDevice) else "gpu",
-        software=f"caraml {__version__}, torch {metadata.version('torch')}",
+        software=computes_with(metadata.version("torch")),
         nodes=place.nodes,
         devices=ranks.world // place.nodes,
         global_batch=1,

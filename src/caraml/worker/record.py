@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import repeat
 from pathlib import Path
@@ -127,7 +127,7 @@ def make_record(ranks: list[RankSummary], known: Known, *, table: bool = True) -
     return Record(
         key=point.key,
         attempt=int(known.folder.name),
-        point=point,
+        point=point.model_copy(update={"software": _software(point.software, surroundings["versions"])}),
         status="invalid" if lost else "ok",
         flags=[*_flags(measured, metrics), *limit_flags(metrics, (known.probed, known.bandwidth, known.cache)), *nodes.flags],
         started_at=known.started_at,
@@ -148,6 +148,12 @@ def make_record(ranks: list[RankSummary], known: Known, *, table: bool = True) -
         environment=surroundings,
         files={**steps, **known.files},
     )
+
+
+def _software(planned: str, versions: Mapping[str, str | None]) -> str:
+    """What computed. A job may have another torch than the login node where it was planned, by whose version its key goes."""
+    known = {name: f"{name} {versions[name]}" for name in ("caraml", "torch") if versions.get(name)}
+    return ", ".join(known.get(word.partition(" ")[0], word) for word in planned.split(", "))
 
 
 def _nodes(ranks: list[RankSummary], window: Window) -> Nodes:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+from caraml import __version__
 from caraml.base.errors import CaramlError, EnvironmentUnfitError, unknown_name
 from caraml.base.plugins import Plugin, plugins
 from caraml.suite.model import WORKLOAD_ALIASES
@@ -77,6 +78,11 @@ def software_of(name: str) -> str | None:
     return None if name in WORKLOADS or name in _PROOF else workload_plugins()[name].package
 
 
+def computes_with(torch: str | None) -> str:
+    """What computes, with its version, as points say it. ``torch``: its version, if that is known."""
+    return f"caraml {__version__}, torch {torch or 'of unknown version'}"
+
+
 def titles() -> dict[str, str]:
     """Every workload by name with its title, or with the reason why it cannot be used."""
     found = dict(WORKLOADS)
@@ -95,9 +101,12 @@ def params_of(name: str) -> type[BaseModel]:
 
 def see_packages(name: str) -> None:
     """Raise ``EnvironmentUnfitError`` where a package that a workload needs is not installed."""
-    missing = [package for package in load_workload(name).packages if importlib.util.find_spec(package) is None]
+    needed = [*(["torch"] if name != "command" else []), *load_workload(name).packages]
+    missing = [package for package in needed if importlib.util.find_spec(package) is None]
     if missing:
-        raise EnvironmentUnfitError(f"workload {name!r} needs {' and '.join(missing)}, not installed here", how_to_install(missing))
+        where = "; if only jobs have it: software.modules, venv or python in the system's file says from where"
+        step = how_to_install(missing) + (where if "torch" in missing else "")
+        raise EnvironmentUnfitError(f"workload {name!r} needs {' and '.join(missing)}, not installed here", step)
 
 
 def how_to_install(packages: list[str]) -> str:
