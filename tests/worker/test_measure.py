@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ from caraml.results.rows import read_table
 from caraml.results.store import Store
 from caraml.worker import measure as own_loop
 from caraml.worker import measure_record
-from tests.worker.loops import EXAMPLE, QUICK, Twins, example, only
+from tests.worker.loops import EXAMPLE, QUICK, Twins, example, measured, only
 
 
 def test_importing_caraml_imports_no_torch() -> None:
@@ -59,6 +60,17 @@ def test_rate_and_energy_are_those_of_the_window(tmp_path: Path, monkeypatch: py
         {"name": "known", "counted": "image", "a": 1},
         "image",
     )
+
+
+def test_a_loop_that_was_suspended_within_its_window_is_invalid(tmp_path: Path) -> None:
+    """What goes on after a stop gets SIGCONT. A step does not show it: it is as long as any that waits."""
+    with caraml.measure("stopped", out=tmp_path, policy=QUICK) as m:
+        while m.step(4):
+            os.kill(os.getpid(), signal.SIGCONT)
+            time.sleep(0.005)
+    assert m.record is not None and m.record.status == "invalid" and m.record.value("throughput")
+    assert "suspended" in m.record.flags and "as when Slurm suspends a job" in (m.record.reason or "")
+    assert "suspended" not in measured(tmp_path).flags
 
 
 def test_a_rate_of_uneven_items_is_not_called_precise(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from caraml.system.host import cores
 from caraml.verify import PEAK_FLOPS
 from caraml.verify.claims import energy_claims
 from caraml.worker import training
+from caraml.worker.record import stopped
 from caraml.worker.so_far import SoFar
 from caraml.worker.together import Known, together
 from caraml.worker.training import Worker
@@ -559,9 +560,12 @@ def test_putting_a_measurement_away_is_no_part_of_the_run_and_its_record_says_wh
     monkeypatch.setattr(training.affinity, "bind", lambda *_: {"bound": False})
     monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0]))
     monkeypatch.setattr(training, "make_record", slow)
-    Worker(folder, point).run()
+    worker = Worker(folder, point)
+    monkeypatch.setattr(training, "stopped", lambda mine, resumed: stopped(mine, [mine.end] if resumed is worker.resumed else []))
+    worker.run()
     record = read_record(folder / RECORD)
     assert 0 < (record.value("runtime") or 0) < 1e6 and 0 < (record.value("run_time") or 0) < 1e6  # the tests' process began long before
+    assert record.status == "invalid" and "suspended" in record.flags, "of a process that was stopped in its window"
     assert record.key == point.key and record.point.software == f"{computes_with(metadata.version('torch'))}, caraml-net 1.0"
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 import traceback
 from contextlib import nullcontext
 from pathlib import Path
@@ -35,6 +36,8 @@ def main(folder: Path) -> None:
         note_start(folder, point.world)
     worker = Worker(folder, point)
     signal.signal(signal.SIGUSR1, lambda number, frame: worker.hurry())  # what `sbatch --signal` sends before the time is over
+    signal.signal(signal.SIGCONT, lambda number, frame: worker.resumed.append(time.monotonic()))
+    signal.siginterrupt(signal.SIGCONT, False)  # whoever waits in the system goes on as without a handler
     # Launchers, and what starts the ranks where one of them has ended, ask a process to end before they end it.
     with on_termination(lambda number: worker.rescue()) if worker.rank == 0 else nullcontext():
         _run(worker)

@@ -22,7 +22,7 @@ from pydantic import JsonValue
 from caraml.base.errors import CaramlError, InputError, is_out_of_memory
 from caraml.base.format import count
 from caraml.base.limits import COUNT
-from caraml.base.signals import on_termination
+from caraml.base.signals import on_signals, on_termination
 from caraml.base.toml import checked, shown
 from caraml.engine.device import CpuDevice
 from caraml.engine.instruments import Instruments, quiet_baseline
@@ -37,7 +37,7 @@ from caraml.system.detect import detect
 from caraml.system.variables import PATIENCE, seconds_asked
 from caraml.worker.measure_record import LoopRecords, say, to_its_end
 from caraml.worker.place import RankPlace, Told, device_in_use, place_of, policy_of, ranks_in_use, results_folder
-from caraml.worker.record import PhaseLog, gathered, readings_alone, write_readings
+from caraml.worker.record import PhaseLog, gathered, readings_alone, stopped, write_readings
 from caraml.worker.so_far import SoFar
 from caraml.worker.together import Known
 from caraml.workloads import computes_with
@@ -87,6 +87,8 @@ class OwnLoop:
         self._loop = MeasuringLoop(self._device, ranks, point.measure, hooks)
         self._until_ended = ExitStack()
         self._until_ended.enter_context(on_termination(self._keep_before_killed))
+        self._resumed: list[float] = []
+        self._until_ended.enter_context(on_signals((signal.SIGCONT,), lambda number: self._resumed.append(time.monotonic())))
         self._until_ended.callback(self._stop_reading)
         atexit.register(self.finish, _LEFT_OPEN)  # no thread can be started later on
         self._until_ended.callback(atexit.unregister, self.finish)
@@ -194,7 +196,7 @@ class OwnLoop:
         over = max(mine.end, row.start + row.seconds) - self._log.origin  # what the loop does after that is no part of its phases
         loop, idle = ([one for one in self._log.so_far if (one.name == "idle_after") == after] for after in (False, True))
         self._told = run[1] - run[0], [one.model_copy(update={"end": min(one.end, over)}) for one in loop if one.start < over] + idle
-        mine.items = self._items
+        mine.items, mine.flags = self._items, [*mine.flags, *stopped(mine, self._resumed)]
         # A peak that was there before is that of something earlier in the process.
         peaks = [now if now is not None and now > (before or 0) else None for now, before in zip(self._peaks(), self._before, strict=True)]
         mine.device_memory, mine.host_memory = peaks

@@ -28,7 +28,7 @@ from caraml.power.model import HEADLINES
 from caraml.power.store import ROW
 from caraml.results.claim import start_time
 from caraml.results.journal import STEP_COLUMNS
-from caraml.results.record import Fingerprint, Record
+from caraml.results.record import FLAGS, Fingerprint, Record
 from caraml.results.rows import write_table
 from caraml.suite.model import Precision
 from caraml.system.catalogue import with_given
@@ -41,6 +41,11 @@ FINGERPRINT_STEP = 4
 """Whose loss is the fingerprint: three updates stand in it, and every point has at least as many steps."""
 
 _MOST_NAMED = 20
+
+
+def stopped(mine: RankSummary, resumed: Iterable[float]) -> list[str]:
+    """The flag of a rank whose process was ``resumed`` (SIGCONT) within its window: no other sign tells a stop from one long step."""
+    return ["suspended"] if any(mine.begin <= at <= mine.end for at in resumed) else []
 
 
 def gathered(
@@ -122,13 +127,14 @@ def make_record(ranks: list[RankSummary], known: Known, *, table: bool = True) -
     metrics |= whole_run(nodes.spans.get("run"), nodes.spans.get("aside")) | known.quality
     surroundings["affinity"] = [rank.affinity for rank in ranks]
     surroundings["throttled"] = nodes.throttled
-    lost = not np.isfinite(measured.losses).all()
+    lost, suspended = not np.isfinite(measured.losses).all(), "suspended" in measured.flags
     steps = {"steps": write_table(known.folder, "steps", STEP_COLUMNS, _step_rows(ranks, known))} if table else {}
     return Record(
         key=point.key,
         attempt=int(known.folder.name),
         point=point.model_copy(update={"software": _software(point.software, surroundings["versions"])}),
-        status="invalid" if lost else "ok",
+        status="invalid" if lost or suspended else "ok",
+        reason=FLAGS["suspended"] if suspended else None,
         flags=[*_flags(measured, metrics), *limit_flags(metrics, (known.probed, known.bandwidth, known.cache)), *nodes.flags],
         started_at=known.started_at,
         phases=list(known.phases),

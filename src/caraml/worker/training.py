@@ -41,7 +41,7 @@ from caraml.results.status import ProgressWriter
 from caraml.suite.model import Point
 from caraml.system import affinity
 from caraml.system.environment import own_checkout
-from caraml.worker.record import PhaseLog, gathered, make_record, process_start, write_readings
+from caraml.worker.record import PhaseLog, gathered, make_record, process_start, stopped, write_readings
 from caraml.worker.so_far import SoFar
 from caraml.worker.together import Known
 from caraml.workloads import load_workload, software_of
@@ -64,6 +64,8 @@ class Worker:
         self._so_far = SoFar(lambda: folder, self.rank, self.origin, self._told)
         self._instruments: Instruments | None = None
         self._hurried = False
+        self.resumed: list[float] = []
+        """When this process went on after it had been stopped, on the monotonic clock."""
         self._own_device: Any = None
         self._replacements: list[Replacement] = []
         self._divided: Divided | None = None
@@ -317,6 +319,7 @@ class Worker:
         """Put away what all ranks measured: whatever comes after the window may end one of them, and with it the others. Gives that on the
         rank that puts it away, and the time that this took. Collective."""
         began = time.monotonic()
+        mine.flags += stopped(mine, self.resumed)
         if mine.epochs:  # every one of them was validated
             self._known.validation_loss = mine.epochs[-1].loss
         with self.log.phase("save"):
