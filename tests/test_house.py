@@ -130,21 +130,21 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 4_034,
     "base": 3_090,
-    "campaign": 1_696,
+    "campaign": 1_722,
     "cli": 1_628,
     "data": 794,
     "engine": 5_261,
-    "launch": 1_904,
+    "launch": 1_887,
     "metrics": 1_017,
     "power": 5_051,
     "reference": 515,
     "report": 4_868,
-    "results": 3_425,
+    "results": 3_426,
     "suite": 2_730,
     "system": 3_602,
     "verify": 1_066,
-    "worker": 2_887,
-    "workloads": 8_330,
+    "worker": 2_907,
+    "workloads": 8_339,
 }
 FILES = 200
 
