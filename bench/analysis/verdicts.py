@@ -16,9 +16,8 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 from noise import Array, Shape, ar1, fgn, lognormal, outliers, student, white
 
-from caraml.analysis.advise import differs, pairs_of
 from caraml.analysis.compare import FAMILIES, MARGIN, family
-from caraml.analysis.estimate import TYPICAL_SD, Estimate, Value
+from caraml.analysis.estimate import TYPICAL_SD, Estimate, Value, differs, pairs_of
 from caraml.analysis.history import FIRM, change_points
 from caraml.analysis.laws import Law, fit
 from caraml.analysis.run_variation import estimates_of, ratios
@@ -383,6 +382,8 @@ def of_shifts(so_many: Count) -> Rows:
         "twenty works in the same three sessions a side": of_sessions(3, so_many(300), works=20),
         "twenty works in the same two sessions of A and one of B": of_sessions(2, so_many(300), works=20, of_b=1),
         "the same of one work": of_sessions(2, so_many(1000), of_b=1),
+        "five works in the same three sessions of A and one of B": of_sessions(3, so_many(700), works=5, of_b=1, seed=11),
+        "five works in the same five sessions of A and one of B": of_sessions(5, so_many(700), works=5, of_b=1, seed=11),
         "a run an hour, five of A and then five of B, of a state kept for six hours that varies by 1 %": of_hours(5, so_many(1000)),
         "two machines that differ by 2.3 %, one session each": of_machines(1, 1, so_many(1000)),
         "two such machines, three sessions each": of_machines(1, 3, so_many(1000)),

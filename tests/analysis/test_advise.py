@@ -8,9 +8,9 @@ import pytest
 from record_factory import broken_record, make_point
 from run_factory import metric, repeats, run
 
-from caraml.analysis.advise import advise, differs, pareto
+from caraml.analysis.advise import advise, pareto
 from caraml.analysis.bottleneck import Partners, bottleneck
-from caraml.analysis.estimate import Estimate
+from caraml.analysis.estimate import Estimate, differs
 from caraml.analysis.run_variation import mean_metric
 from caraml.metrics.model import Metric
 from caraml.power.model import BoundaryEnergy, WindowEnergy

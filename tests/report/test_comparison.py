@@ -49,7 +49,11 @@ def test_an_estimate_carries_its_interval() -> None:
         (EfficiencyLimit(0.8, 40.0, 30.0, None, True), "beyond 40 devices (from 30 on), extrapolated beyond what was measured"),
         (EfficiencyLimit(0.8, 40.0, 30.0, 2.8e14, True), "beyond 40 devices (from 30 on), extrapolated beyond what was measured"),
         (EfficiencyLimit(0.8, 2.8e14, None, None, True), "efficiency 80 % is never reached by this fit (extrapolated)"),
-        (EfficiencyLimit(0.8, None, 90.0, None, True), "efficiency 80 % is never reached by this fit (extrapolated)"),
+        (
+            EfficiencyLimit(0.8, None, 90.0, None, True),
+            "efficiency 80 % is never reached by this fit (extrapolated); below it at the earliest beyond 90",
+        ),
+        (EfficiencyLimit(0.8, 6.3, None, None, False), "below efficiency 80 % beyond 6.3 devices ± ?"),
     ],
 )
 def test_an_extrapolated_limit_says_so(limit: EfficiencyLimit, words: str) -> None:

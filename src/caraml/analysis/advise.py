@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Literal
 
 from caraml.analysis.bottleneck import SHARED_OUT, Diagnosis, Partners, bottleneck
-from caraml.analysis.estimate import Estimate
+from caraml.analysis.estimate import Estimate, differs, pairs_of
 from caraml.analysis.grouping import (
     axes,
     axes_of,
@@ -43,7 +43,6 @@ from caraml.suite.model import NOT_STATED, Point
 
 Goal = Literal["time", "energy", "Action"]
 GOALS: tuple[Goal, ...] = ("time", "energy", "Action")
-ALPHA = 0.05
 WITHIN = 0.05
 """Share of the best rate that a saturated batch may be below it."""
 
@@ -256,15 +255,6 @@ def _best(choices: Sequence[Choice], goal: Goal) -> Best | None:
     ties = tuple(choice for (choice, _), told in zip(others, apart, strict=True) if not told)
     leads = [ratio for ratio, told in zip(ratios, apart, strict=True) if told]
     return Best(goal, best, ties, cheapest, leads[0] if leads else None)
-
-
-def differs(ratio: Estimate | None, tests: int = 1) -> bool:
-    """Whether a ratio is distinguishable from 1, as one of as many ``tests``."""
-    return ratio is not None and ratio.p_beyond() * tests < ALPHA
-
-
-def pairs_of(choices: int) -> int:
-    return choices * (choices - 1) // 2
 
 
 def pareto(choices: Sequence[Choice]) -> list[Choice]:

@@ -114,6 +114,15 @@ def _added(one: Estimate, other: Estimate) -> tuple[float | None, float, float]:
     return math.hypot(one.sd, other.sd), min(known, default=math.inf), bound
 
 
+def differs(ratio: Estimate | None, tests: int = 1) -> bool:
+    """Whether a ratio is distinguishable from 1, as one of as many ``tests``."""
+    return ratio is not None and ratio.p_beyond() * tests < 1 - CONFIDENCE
+
+
+def pairs_of(choices: int) -> int:
+    return choices * (choices - 1) // 2
+
+
 def smallest_change(sd: float, dof: float, alpha: float = 0.05, bound: float = 0.0) -> float:
     """Relative change that a two-sided test at ``alpha`` finds in nine of ten comparisons like this one.
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from caraml.analysis.estimate import Estimate, Value, values
+from caraml.analysis.estimate import Estimate, Value, differs, pairs_of, values
 from caraml.analysis.grouping import (
     Axes,
     axes,
@@ -310,11 +310,13 @@ class Cell:
     row: str
     column: str
     ratio: Estimate | None
-    """``None`` where one of the two is not known."""
+    """``None`` where one of the two is not known. The best is picked, so its interval holds for all that may be picked at once."""
     smallest: int
     best: int
     reason: str = ""
     """Why there is neither a ratio nor a best."""
+    ties: tuple[int, ...] = ()
+    """Other numbers of devices that cannot be told from the best one."""
 
     @property
     def text(self) -> str:
@@ -334,19 +336,24 @@ def matrix(solutions: Sequence[Solution], quantity: Quantity, best_by: Quantity 
     cells = []
     by: Quantity = best_by or quantity
     for here in grouped(solutions, lambda one: (one.row, one.column)):
-        costs = [(cost.value, one) for one in here if (cost := one.cost(by)) is not None]
-        ranked = [one for _, one in sorted(costs, key=lambda pair: pair[0])]
-        if len({one.devices for one in ranked}) < 2:
+        costs = [(cost, one) for one in here if (cost := one.cost(by)) is not None]
+        ranked = sorted(costs, key=lambda pair: pair[0].value)
+        if len({one.devices for _, one in ranked}) < 2:
             continue
-        smallest, best = min(one.devices for one in ranked), ranked[0]
-        first = next(one for one in ranked if one.devices == smallest)
-        ours, theirs = best.cost(quantity), first.cost(quantity)
-        ratio = None if ours is None or theirs is None else Estimate(1.0, 0.0) if best is first else ours.over(theirs)
-        boundaries = {one.boundary or NOT_STATED for one in (ranked if by == "energy" else (best, first)) if one.energy is not None}
+        least, best = ranked[0]
+        smallest = min(one.devices for _, one in ranked)
+        alone = [one for _, one in ranked if one.devices == smallest]
+        ours, theirs = best.cost(quantity), alone[0].cost(quantity)
+        ratio = None if ours is None or theirs is None else Estimate(1.0, 0.0) if best is alone[0] else ours.over(theirs)
+        known = [one for _, one in ranked] if by == "energy" else [best, alone[0]]
+        boundaries = {one.boundary or NOT_STATED for one in known if one.energy is not None}
         if quantity == "energy" and len(boundaries) > 1:
             cells.append(Cell(best.row, best.column, None, smallest, best.devices, f"{OTHER_BOUNDARIES}: {', '.join(sorted(boundaries))}"))
-        else:
-            cells.append(Cell(best.row, best.column, ratio, smallest, best.devices))
+            continue
+        ratios = [(cost.over(least), one.devices) for cost, one in ranked]
+        ties = {devices for one, devices in ratios if one.sd is not None and not differs(one, pairs_of(len(ranked)))} - {best.devices}
+        picked = None if ratio is None else ratio.for_all_of(len(alone) * (len(ranked) - len(alone)))
+        cells.append(Cell(best.row, best.column, picked, smallest, best.devices, "", tuple(sorted(ties))))
     return cells
 
 

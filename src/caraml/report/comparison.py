@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from caraml.analysis.advise import Advice, Best, Choice, by_boundary, differs
+from caraml.analysis.advise import Advice, Best, Choice, by_boundary
 from caraml.analysis.check import CheckedMetric, CheckedPoint, SuiteCheck
 from caraml.analysis.compare import Change, Comparison, Gate
-from caraml.analysis.estimate import Estimate
+from caraml.analysis.estimate import Estimate, differs
 from caraml.analysis.run_variation import INTERVAL
 from caraml.analysis.scaling import OTHER_BOUNDARIES
 from caraml.base.format import count, printable, significant, some
@@ -110,7 +110,7 @@ def _change_notes(comparison: Comparison, hidden: int) -> Iterable[str]:
     if comparison.left_out:
         yield f"left out: {count(comparison.left_out, 'run')} that something disturbed, where others of the same work were not"
     for note in comparison.notes:
-        of = [_some([title_of(metric) for metric in note.metrics], ", ", "number"), _some(note.places, "; ", "run")]
+        of = [some([title_of(metric) for metric in note.metrics], _NAMED), some(note.places, _NAMED, "; ")]
         yield f"{' of '.join(of)}: {note.note}"
     yield f"A and B: {INTERVAL}"
     for metric, sentence in comparison.variation:
@@ -120,11 +120,6 @@ def _change_notes(comparison: Comparison, hidden: int) -> Iterable[str]:
         'Intervals are of 95 %, each for itself. "Shown from": the smallest change that these runs show in 9 of 10 comparisons. '
         f'"Same": shown to differ by less than {100 * comparison.margin:g} % (two one-sided tests, 5 % each for itself)'
     )
-
-
-def _some(found: Sequence[str], between: str, what: str) -> str:
-    more = len(found) - _NAMED
-    return between.join(found[:_NAMED]) + (f" and {count(more, f'other {what}')}" if more > 0 else "")
 
 
 def gate_lines(gate: Gate, comparison: Comparison) -> tuple[list[str], bool]:

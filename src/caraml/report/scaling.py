@@ -29,7 +29,7 @@ from caraml.analysis.scaling import (
     solutions_of,
 )
 from caraml.base.chart import Axis, Drawing, cells, marks
-from caraml.base.format import count, prefixed, printable, significant
+from caraml.base.format import count, prefixed, printable, significant, some
 from caraml.metrics.model import Metric, scaled, title_of
 from caraml.report.comparison import LARGEST, change, estimated, flagged, signed_percent
 from caraml.report.figures import MOST_COLUMNS, MOST_LINES
@@ -181,6 +181,7 @@ def _matrix(title: str, ratios: Sequence[Cell], others: str) -> ReportFigure:
     """``others``: what is said of results that are in no cell."""
     drawing, more = ratio_cells(ratios, title)
     note = "Cost at the best number of devices over the cost at the smallest, then smallest → best: 0.5, 1 → 4 means half with four."
+    note += "".join(f" {told[0].upper()}{told[1:]}." for told in _picked(ratios))
     note += f" –: {OTHER_BOUNDARIES} are not comparable." if any(cell.reason for cell in ratios) else ""
     table = [[printable(cell.row), printable(cell.column), _ratio(cell)] for cell in ratios]
     return ReportFigure(title, [drawing], [], "block", ["application", "device", "ratio"], table, note + others + more)
@@ -211,7 +212,21 @@ def _ratio(cell: Cell) -> str:
     if cell.reason:
         return f"not known: {cell.reason}"
     ratio = "not known" if cell.ratio is None else written("", cell.ratio.metric("1")) if cell.smallest != cell.best else "1"
-    return f"{ratio}, {cell.smallest} → {cell.best} devices"
+    return f"{ratio}, {cell.smallest} → {cell.best} devices{_ties(cell)}"
+
+
+def _ties(cell: Cell) -> str:
+    return f"; {some([f'{one}' for one in cell.ties], _MOST_TIES)} may be as good" if cell.ties else ""
+
+
+_MOST_TIES = 6
+
+
+def _picked(ratios: Sequence[Cell]) -> tuple[str, ...]:
+    """What is said of a matrix in which errors are known."""
+    known = any(cell.ties or (cell.ratio is not None and cell.ratio.sd) for cell in ratios)
+    told = "the best is picked: its interval holds for all choices at once, and numbers of devices that cannot be told from it are named"
+    return (told,) if known else ()
 
 
 def histories(store: Store, records: Sequence[Record]) -> tuple[list[ReportFigure], list[str]]:
@@ -265,9 +280,9 @@ def scaling_sections(
     sections += [Section("", (), (), (missing,))] if missing else []
     for quantity, best_by, _, title in MATRICES:
         found = matrix(solutions, quantity, best_by)
-        shown = tuple((cell.row, cell.column, cell.text, cell.reason or change(cell.ratio)) for cell in found)
+        shown = tuple((cell.row, cell.column, cell.text, cell.reason or change(cell.ratio) + _ties(cell)) for cell in found)
         if shown:
-            sections.append(Section(title, ("application", "device", "ratio, devices", "change"), shown))
+            sections.append(Section(title, ("application", "device", "ratio, devices", "change"), shown, _picked(found)))
     rows = tuple((view.name, str(len(view.batches)), *_elbow(view)) for view in views)
     if rows:
         note = "elbow: where the cumulative distribution is farthest above its chord; cost: what the steps beyond take more than the median"
@@ -318,8 +333,9 @@ def _percent(share: float) -> str:
 def _limit(limit: EfficiencyLimit) -> str:
     share = f"efficiency {100 * limit.efficiency:g} %"
     if limit.devices is None or limit.devices > LARGEST:
-        return f"{share} is never reached by this fit (extrapolated)"
-    ends = ""
+        sooner = f"; below it at the earliest beyond {significant(limit.low, 2)}" if limit.low is not None and limit.low <= LARGEST else ""
+        return f"{share} is never reached by this fit (extrapolated){sooner}"
+    ends = " ± ?"
     if limit.low is not None:
         to = " on" if limit.high is None or limit.high > LARGEST else f" to {significant(limit.high, 2)}"
         ends = f" (from {significant(limit.low, 2)}{to})"
