@@ -128,7 +128,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_034,
+    "analysis": 4_040,
     "base": 3_090,
     "campaign": 1_722,
     "cli": 1_628,
@@ -138,7 +138,7 @@ LINES = {
     "metrics": 1_017,
     "power": 5_051,
     "reference": 515,
-    "report": 4_868,
+    "report": 4_903,
     "results": 3_426,
     "suite": 2_730,
     "system": 3_602,
