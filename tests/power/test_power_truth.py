@@ -14,7 +14,7 @@ from sensors import channel, instants, observed, sampled
 from caraml.engine.instruments import NodeSummary, put_together
 from caraml.metrics.energy import energies
 from caraml.metrics.model import Window
-from caraml.power.counter import LAGS, counter_energy
+from caraml.power.counter import AVERAGED_LAG_S, CONTROLLER_LAG_S, LAGS, counter_energy
 from caraml.power.energy import ChannelReadings, window_energy
 from caraml.power.integral import power_energy
 from caraml.power.model import Channel
@@ -298,6 +298,71 @@ def test_a_load_that_is_steady_for_the_sensor_s_resolution_makes_it_no_slower(st
     )
 
 
+def noisy(steps: float, step: float, *, before: float = 30.0, length: float = 20.0, interval: float = 0.1, seed: int = 1) -> ReadingSeries:
+    """70 W, and 400 W from 5 s before a window at 0 to its end, of a sensor whose values scatter by so many of its ``step`` [W]."""
+    draw, series = random.Random(seed), ReadingSeries()
+    for k in range(int((before + length + 1) / interval)):
+        t = interval * (k + draw.random()) - before
+        series.add(t, t, step * round((400.3 if -5 <= t < length else 70.3) / step + draw.gauss(0, steps)))
+    return series
+
+
+def repeated(series: ReadingSeries, start: float, end: float) -> ReadingSeries:
+    """The readings of a sensor that shows one value between two instants."""
+    last = next(value for t, value in zip(series.t, series.value, strict=True) if t >= start)
+    values = (last if start <= t <= end else value for t, value in zip(series.t, series.value, strict=True))
+    return ReadingSeries(series.t, series.half, array("d", values))
+
+
+@pytest.mark.parametrize(
+    ("steps", "step", "interval"),
+    [(500.0, 0.001, 0.1), (1.5, 0.3, 0.1), (1.0, 1.0, 0.1), (2.0, 1.0, 1.0)],
+    ids=["mW", "0.3 W", "1 W", "1 Hz"],
+)
+def test_a_power_that_stands_still_is_no_reading(steps: float, step: float, interval: float) -> None:
+    """It was valid, and held in 3 of 30 windows. One that hangs for a moment costs its time."""
+    made = channel("power_instant", update_period_s=interval, resolution=step)
+    scale = interval / 0.1
+    for seed in range(8):
+        seen = noisy(steps, step, before=40 * scale, length=20 * scale, interval=interval, seed=seed)
+        for start, end in ((8.0, 99.0), (-4.0, 99.0), (3.0, 8.0), (14.0, 14.1)):
+            found = window_energy(
+                "work",
+                [ChannelReadings(made, repeated(seen, start * scale, end * scale), interval_s=interval)],
+                0.0,
+                20.0 * scale,
+            )
+            (domain,) = found.channels
+            if end - start < 1:
+                assert found.valid and domain.reason is None
+                continue
+            assert not found.valid and "frozen" in domain.flags and "it repeated" in (domain.reason or "")
+            assert (domain.energy_j is None) == (end == 99.0)
+
+
+@pytest.mark.parametrize("step", [1.0, 5.0])
+@pytest.mark.parametrize("steps", [0.0, 0.1, 0.4, 1.0])
+@pytest.mark.parametrize("start_up", [0.0, 0.05, 0.5], ids=["steady", "sways first", "sways much first"])
+def test_a_coarse_power_under_a_steady_load_may_stand_still(start_up: float, steps: float, step: float) -> None:
+    draw, made = random.Random(f"{steps} {step} {start_up}"), channel("power_instant", update_period_s=0.1, resolution=step)
+    for seed in range(10):
+        seen = noisy(steps, step, before=5, seed=seed)
+        for i, t in enumerate(seen.t):
+            seen.value[i] += step * round(start_up * draw.uniform(-400, 400) / step) * (0 <= t < 8)
+        found = window_energy("work", [ChannelReadings(made, seen)], 0.0, 20.0)
+        assert found.valid and found.channels[0].missed == 0
+
+
+def test_a_power_that_is_the_same_at_rest_and_under_load_is_none() -> None:
+    found = []
+    for watts in (70.0, 71.0):
+        idle, work = (sampled(channel("power_instant"), Constant(each), [0.1 * k for k in range(160)]) for each in (70.0, watts))
+        rest = window_energy("idle", [ChannelReadings(channel("power_instant"), idle)], 1.0, 11.0)
+        found.append(window_energy("work", [ChannelReadings(channel("power_instant"), work)], 1.0, 14.0, idle=rest))
+    assert [window.valid for window in found] == [False, True] and rest.valid
+    assert found[0].flags == ["frozen"] and found[0].channels[0].reason == "the sensor showed 70 W at rest and under load, and nothing else"
+
+
 @dataclass(frozen=True)
 class Late:
     """What a counter shows of a load that it is ``lag`` seconds late for."""
@@ -343,6 +408,65 @@ def test_what_goes_on_until_the_end_narrows_the_bound_of_a_counter_that_may_be_l
     prompt = counter_energy(seen, replace(sensor, lag_s=0.0), 20.0, 40.0)
     assert prompt.bound_j is not None and "lag" not in prompt.parts
     assert prompt.bound_j < bounds[1] < 0.015 * 10_000 < bounds[0] < 0.03 * 10_000
+
+
+POWERS: dict[str, tuple[Channel, float, float]] = {
+    "instant, 0.1 s": (channel("power_instant", update_period_s=0.1, lag_s=0.3), 0.1, 0.3),
+    "of unknown averaging": (channel("power_instant", update_period_s=0.1, lag_s=AVERAGED_LAG_S), 0.1, 1.0),
+    "controller": (channel("power_mean", update_period_s=1.0, mean_window_s=1.0, lag_s=CONTROLLER_LAG_S), 1.0, 5.0),
+}
+"""Sensors, how often each is read, and how late it is at most beside its declared age [s]."""
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("busy", [False, True], ids=["begins and ends with the window", "before it and until its end"])
+@pytest.mark.parametrize("sensor", POWERS)
+def test_the_bound_holds_for_a_power_that_may_be_late(sensor: str, busy: bool, share: float) -> None:
+    """As of counters: of work that began and ended with the window, half of such bounds held."""
+    of, interval, late = POWERS[sensor]
+    draw, held, steady = random.Random(f"{sensor} {busy} {share}"), 0, list[float]()
+    for run in range(30):
+        start, length = 100 + 3 * draw.random(), interval * (40, 100, 400)[run % 3]
+        end = start + length
+        load = (Constant(400.0), Square(period=13.7 * interval), Telegraph(dwell=3 * interval, seed=run, length=length + 130))[run // 3 % 3]
+        work = Work(load, start - 60 * busy, end)
+        times = instants(start, end, interval, draw.random, of) + [start - 30 + interval * k for k in range(int(28 / interval))]
+        times = sorted(t for t in times if t <= end + min(of.tail_s, length / 10) + interval)
+        seen = sampled(of, Late(work, late * share), times, draw.random() * of.update_period_s)
+        found = power_energy(seen, of, start, end, interval, busy=busy)
+        true = work.energy(end) - work.energy(start)
+        assert found.energy_j is not None and found.bound_j is not None
+        if not found.flags & {"too_short", "partial_coverage"}:
+            held += abs(found.energy_j - true) <= found.bound_j + 1e-9 * true
+            steady += [found.bound_j / true] if isinstance(load, Constant) and length == 400 * interval else []
+        else:
+            held += length < 2 * of.lag_s or length < 10 * interval
+    assert held >= 29 and (not busy or max(steady) < 0.02)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_bound_holds_for_a_power_that_averages_without_saying_so(busy: bool) -> None:
+    """The mean of the last 0.8 s, taken for the power of the instant: what it shows after an edge is of both sides."""
+    of, draw, bounds = channel("power_instant", update_period_s=0.1, period_guessed=True, lag_s=AVERAGED_LAG_S), random.Random(3), []
+    real = channel("power_mean", update_period_s=0.1, mean_window_s=0.8)
+    for length in (10.0, 20.0, 60.0):
+        work = Work(Constant(400.0), 100.0 - 30 * busy, 100.0 + length)
+        times = [t for t in instants(100.0, 100.0 + length, 0.1, draw.random, of) if t <= 101.1 + length]
+        seen = sampled(real, work, times)
+        seen.value[:] = array("d", (value + draw.gauss(0, 1) for value in seen.value))
+        found, true = power_energy(seen, of, 100.0, 100.0 + length, 0.1, busy=busy), 400.0 * length
+        assert found.energy_j is not None and found.bound_j is not None
+        assert abs(found.energy_j - true) <= found.bound_j and not found.flags & {"too_short", "partial_coverage"}
+        bounds.append(found.bound_j / true)
+    assert bounds[-1] < (0.005 if busy else 0.03)
+
+
+def test_work_that_is_over_before_a_late_power_shows_it_is_too_short() -> None:
+    of, _, late = POWERS["of unknown averaging"]
+    for length in (1.5, 2.5):
+        work = Work(Constant(500.0), 20.0, 20.0 + length)
+        seen = sampled(of, Late(work, late), [15 + 0.1 * k for k in range(int(10 * (length + 5)) + 3)])
+        assert ("too_short" in power_energy(seen, of, 20.0, 20.0 + length, 0.1).flags) == (length < 2)
 
 
 @pytest.mark.parametrize(("length", "valid"), [(0.15, False), (0.3, False), (0.65, True)])

@@ -32,7 +32,10 @@ MIN_STEPS = 10
 """A window of fewer updates than this is too short for its number to be used."""
 
 UNKNOWN_LAG_S, LAGS = 0.3, 6
-"""Nobody publishes by how much most counters are late: it is taken to be no more than this [s]. So many lags up to it are tried."""
+"""Nobody publishes by how much most sensors are late: it is taken to be no more than this [s]. So many lags up to it are tried."""
+AVERAGED_LAG_S, CONTROLLER_LAG_S = 1.0, 5.0
+"""The same where nobody publishes either whether a power is averaged, as over 1 s on other accelerators; and of controllers of nodes, which
+ask their supplies one after the other [s]."""
 
 
 @dataclass(slots=True)
@@ -237,7 +240,7 @@ def counter_energy(
         off = _farthest(counter, start, at_start, period, (low_s, high_s)) + _farthest(counter, end, at_end, period, (low_e, high_e))
         if off < estimate.parts["steps"] + estimate.parts["edges"]:
             estimate.parts |= {"steps": off, "edges": 0.0}
-    lowest, estimate.peak_w = _power_range(counter, channel, start, end)
+    lowest, estimate.peak_w = power_range(counter, channel, start, end)
     if channel.lag_s > 0:
         going_on = busy and lowest is not None and end - start >= MIN_STEPS * channel.lag_s
         highest = estimate.peak_w or 0.0
@@ -276,7 +279,7 @@ def _half_at(counter: Counter, at: float) -> float:
     return max(counter.half[right - 1], counter.half[right])
 
 
-def _power_range(counter: Counter, channel: Channel, start: float, end: float) -> tuple[float | None, float | None]:
+def power_range(counter: Counter, channel: Channel, start: float, end: float) -> tuple[float | None, float | None]:
     """Lowest and highest mean power over spans of at least five update periods inside the window [W]."""
     inside = [i for i, t in enumerate(counter.t) if start <= t <= end]
     span = max(5 * channel.update_period_s, 1e-3)
@@ -290,18 +293,31 @@ def _power_range(counter: Counter, channel: Channel, start: float, end: float) -
 
 
 def _late(counter: Counter, window: tuple[float, float], lag: float, reach: float, powers: tuple[float, float], *, going_on: bool) -> float:
-    """How far the energy of ``window`` may be off because the counter, dated back by its age, is late by ``lag`` [s] or less [J].
-
-    What was used in as long before an edge is then shown after it. Of what was ``going_on`` until the end, and where there are no more
-    readings, power lay between ``powers`` [W].
-    """
-    (start, end), t, energy, most = window, counter.t, counter.energy, 0.0
+    """``late_bound`` of a counter that is dated back by its age; readings of its power lie ``reach`` [s] apart."""
     around = [[_local_power(counter, None, at + lag * k / LAGS, r) for k in range(LAGS + 1) for r in (reach, lag)] for at in window]
     near = [(min(low for low, _ in each), max(high for _, high in each)) for each in around]
+    return late_bound(counter, window, lag, near, powers, going_on=going_on)
+
+
+def late_bound(
+    shown: Counter,
+    window: tuple[float, float],
+    lag: float,
+    near: Sequence[tuple[float, float]],
+    powers: tuple[float, float],
+    *,
+    going_on: bool,
+) -> float:
+    """How far the energy of ``window`` may be off because what is ``shown`` is late by ``lag`` [s] or less [J].
+
+    What was used in as long before an edge is then shown after it, where power lay between those ``near`` each edge [W]. Of what was
+    ``going_on`` until the end, and where there are no more readings, it lay between ``powers`` [W].
+    """
+    (start, end), t, energy, most = window, shown.t, shown.energy, 0.0
     for late in (lag * k / (4 * LAGS) for k in range(1, 4 * LAGS + 1)):
         seen = 0.0 if going_on else min(late, t[-1] - end)
-        shown = interpolate(t, energy, end + seen) - interpolate(t, energy, end)
-        shown -= interpolate(t, energy, start + late) - interpolate(t, energy, start)
+        more = interpolate(t, energy, end + seen) - interpolate(t, energy, end)
+        more -= interpolate(t, energy, start + late) - interpolate(t, energy, start)
         between = sum(_interpolation_bound(t, energy, at, *of) for at, of in zip((start + late, end + seen), near, strict=True))
-        most = max(most, *(abs(shown + power * (late - seen)) + between for power in powers))
+        most = max(most, *(abs(more + power * (late - seen)) + between for power in powers))
     return most

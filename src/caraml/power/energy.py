@@ -5,13 +5,14 @@ Pure functions: the same readings always give the same numbers, during a run or 
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, groupby
 
 from caraml.power.counter import MARGIN, counter_energy, max_power
-from caraml.power.integral import power_energy, seen_period
+from caraml.power.integral import power_energy, seen_period, standstill
 from caraml.power.model import BLOCKING, BOUNDARIES, HEADLINES, SOME, BoundaryEnergy, Channel, ChannelEnergy, WindowEnergy
 from caraml.power.source import BUILT_IN
 from caraml.power.store import ReadingSeries, SeriesEstimate, silent
@@ -45,13 +46,15 @@ class ChannelReadings:
     interval_s: float = 0.1
     busy: bool = False
     """What ran did so until the end of the window, as it did in it."""
+    frozen: bool = False
+    """Readings were left out that repeated one power."""
 
 
 def domain_energy(views: list[ChannelReadings], start: float, end: float) -> ChannelEnergy:
     """Energy of one domain from all channels that show it: the counter is the result, power the cross-check."""
     counter = next((m for m in views if m.channel.kind == "energy"), None)
     alone = counter is None or silent(counter.series, start, end) is not None
-    views = [m if m is counter else _plausible(m, start, end, alone=alone) for m in views]
+    views = [m if m is counter else _moving(_plausible(m, start, end, alone=alone), start, end) for m in views]
     apparent = next((m for m in views if m.channel.kind == "apparent_va"), None)
     views = [m for m in views if m is not apparent]
     powers = sorted((m for m in views if m.channel.kind != "energy"), key=lambda m: m.channel.kind != "power_instant")
@@ -60,7 +63,7 @@ def domain_energy(views: list[ChannelReadings], start: float, end: float) -> Cha
     if main is None:
         assert apparent is not None, "a domain has at least one channel"
         return _with_apparent(_described(apparent, SeriesEstimate(reason=ONLY_APPARENT), start, end), apparent, start, end)
-    by_power = power_energy(power.series, power.channel, start, end, power.interval_s) if power else None
+    by_power = power_energy(power.series, power.channel, start, end, power.interval_s, busy=power.busy) if power else None
     instant = power is not None and power.channel.kind == "power_instant"
     beside = power.series if power else None
     by_counter = (
@@ -94,7 +97,7 @@ def domain_energy(views: list[ChannelReadings], start: float, end: float) -> Cha
 
 def _with_apparent(result: ChannelEnergy, apparent: ChannelReadings, start: float, end: float) -> ChannelEnergy:
     """The energy with the domain's apparent power, where readings cover the window."""
-    seen = power_energy(apparent.series, apparent.channel, start, end, apparent.interval_s)
+    seen = power_energy(apparent.series, apparent.channel, start, end, apparent.interval_s, busy=apparent.busy)
     if seen.energy_j is None or "partial_coverage" in seen.flags:
         result.va_reason = f"apparent power: {seen.reason}"
     else:
@@ -118,12 +121,27 @@ def _plausible(measured: ChannelReadings, start: float, end: float, *, alone: bo
     nothing = channel.boundary in HEADLINES and min(series.value, default=1.0) <= 0 and (alone or max(series.value) > 0)
     if nothing:
         kept = [keep and value > 0 for keep, value in zip(kept, series.value, strict=True)]
+    return _without(measured, kept, start, end, NOTHING if nothing else None)
+
+
+def _moving(measured: ChannelReadings, start: float, end: float) -> ChannelReadings:
+    """The readings of power without those by which a sensor repeats a value for longer than it does elsewhere: then it hangs, or what reads
+    it answers the last value where it cannot. The first stays."""
+    if (still := standstill(measured.series, measured.channel, start, end)) is None:
+        return measured
+    (first, last), series = still, measured.series
+    kept = [not first < i <= last for i in range(len(series))]
+    error = f"it repeated {series.value[first]:.4g} W for {series.t[last] - series.t[first]:.3g} s"
+    return replace(_without(measured, kept, start, end, None), error=error, frozen=True)
+
+
+def _without(measured: ChannelReadings, kept: list[bool], start: float, end: float, error: str | None) -> ChannelReadings:
+    """Those of the readings that are kept; the others of the window count as missed."""
     if all(kept):
         return measured
-    plausible = ReadingSeries(*(array("d", compress(column, kept)) for column in (series.t, series.half, series.value)))
-    lost = series.count(start, end) - plausible.count(start, end)
-    error = measured.error or (NOTHING if nothing else None)
-    return replace(measured, series=plausible, missed=measured.missed + lost, error=error)
+    series = ReadingSeries(*(array("d", compress(c, kept)) for c in (measured.series.t, measured.series.half, measured.series.value)))
+    lost = measured.series.count(start, end) - series.count(start, end)
+    return replace(measured, series=series, missed=measured.missed + lost, error=measured.error or error)
 
 
 def _beyond_limit(measured: ChannelReadings, start: float, end: float) -> bool:
@@ -136,7 +154,8 @@ def _described(measured: ChannelReadings, estimate: SeriesEstimate, start: float
     """The estimate in the words of the record."""
     channel = measured.channel
     known = estimate.energy_j is not None
-    silent_for = f": {measured.error}" if measured.error and not known else ""
+    frozen = measured.frozen and "partial_coverage" in estimate.flags
+    silent_for = f": {measured.error}" if measured.error and (frozen or not known) else ""
     return ChannelEnergy(
         id=channel.domain,
         label=channel.label,
@@ -156,7 +175,7 @@ def _described(measured: ChannelReadings, estimate: SeriesEstimate, start: float
         missed=measured.missed,
         coverage=estimate.coverage,
         users=list(channel.users),
-        flags=sorted({*estimate.flags, *channel.flags}),
+        flags=sorted({*estimate.flags, *channel.flags, *(["frozen"] if frozen else [])}),
         reason=f"{estimate.reason}{silent_for}" if estimate.reason else None,
         spans_nodes=channel.spans_nodes,
         meter=channel.meter,
@@ -317,6 +336,10 @@ def subtract_idle(channel: ChannelEnergy, idle: ChannelEnergy | None, duration: 
     """Add idle and net energy to ``channel``; gross energy stays what it is. An invalid baseline is not subtracted."""
     if idle is None or idle.energy_j is None or idle.mean_w is None or BLOCKING & set(idle.flags):
         return
+    powers = [of.mean_w or 0.0 for of in (idle, channel)] + [of.peak_w or 0.0 for of in (idle, channel)]
+    if channel.method == idle.method == "power_integral" and math.isclose(min(powers), max(powers)):
+        channel.flags = sorted({*channel.flags, "frozen"})
+        channel.reason = f"the sensor showed {idle.mean_w:.4g} W at rest and under load, and nothing else"
     channel.idle_w = idle.mean_w
     channel.idle_j = idle.mean_w * duration
     if channel.energy_j is not None:

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 
+from caraml.power.counter import MIN_STEPS, Counter, late_bound, power_range
 from caraml.power.model import Channel
 from caraml.power.store import ReadingSeries, SeriesEstimate, interpolate, silent, usable_shift
 
@@ -47,6 +50,17 @@ HELD_SHARE = 0.75
 """Share of the times for which a sensor was seen to hold a value that are no longer than its update period is taken to be. Two values that
 are equal by chance look like one that was held for twice as long."""
 
+BLOCK = 20
+"""So many values in a row tell how often a sensor moves, at the least."""
+FEWEST_BLOCKS, LEVELS = 2, 3
+"""So many blocks are needed to tell, and each needs this many different values: between two next to each other only a coarse one moves."""
+FINE, SWAY, MANY_BLOCKS = 0.002, 12, 5
+"""A sensor whose step is no more than this share of the power moves with any load. Of coarser ones those blocks count that sway by no more
+steps than this, since the load and not the sensor moves the others; it takes so many of them, and half as many values as are repeated."""
+MOVES_LESS, BY_CHANCE = 0.85, 1e-4
+"""A sensor is taken to move by this factor less often than where it was seen to do so least, and to repeat itself by chance in no more than
+this share of windows."""
+
 NOISE_WEIGHT = 0.7
 """Variance of the sum per squared residual, for readings that do not depend on each other. A residual is a reading minus
 the line between its neighbours and has 3/2 of the variance of a reading; the weights of stratified instants add 1/24:
@@ -63,7 +77,7 @@ def _lone_steps(changes: list[float]) -> list[bool]:
     return lone
 
 
-def _told_anew(t: list[float], period: float) -> list[int]:
+def _told_anew(t: Sequence[float], period: float) -> list[int]:
     """Indices of the readings that surely are new values: a sensor that holds its value for ``period`` [s] repeats it to whoever asks
     sooner, and with repeats the scatter would seem smaller than it is. The first reading and the last are always among them."""
     kept = [0]
@@ -133,15 +147,44 @@ def seen_period(series: ReadingSeries, channel: Channel) -> float:
     return max(channel.update_period_s, times[int(HELD_SHARE * len(times))])
 
 
-def trapezoid(t: list[float], power: list[float]) -> float:
+def standstill(series: ReadingSeries, channel: Channel, start: float, end: float) -> tuple[int, int] | None:
+    """The first and the last reading of one value that the sensor repeats in the window for longer than it would, or ``None``.
+
+    How often it shows a new value is taken from all other readings, in the block of them where it does so least. A sensor that was still
+    anywhere else, as a coarse one under a steady load, may be still here.
+    """
+    if len(series) < FEWEST_BLOCKS * BLOCK:
+        return None
+    told = _told_anew(series.t, seen_period(series, channel))
+    value = [series.value[i] for i in told]
+    begins = [0, *(i for i in range(1, len(value)) if value[i] != value[i - 1]), len(value)]
+    runs = [(a, b) for a, b in pairwise(begins) if series.t[told[a]] < end and series.t[told[b - 1]] > start]
+    first, last = max(runs, key=lambda run: run[1] - run[0], default=(0, 0))
+    apart = [value[at : at + BLOCK] for part in (range(0, first), range(last, len(value))) for at in part[::BLOCK][: len(part) // BLOCK]]
+    step = min((abs(b - a) for block in apart for a, b in pairwise(block) if a != b), default=math.inf)
+    fewest: float = FEWEST_BLOCKS
+    if apart and step > FINE * abs(value[first]):
+        apart = [block for block in apart if max(block) - min(block) <= SWAY * step]
+        fewest = max(MANY_BLOCKS, (last - first) / (2 * BLOCK))
+    if len(apart) < fewest or any(len(set(block)) < LEVELS for block in apart):
+        return None
+    moves = min(sum(a != b for a, b in pairwise(block)) for block in apart) / (BLOCK - 1)
+    by_chance = len(value) * (1 - MOVES_LESS * moves) ** (last - first - 1)
+    return (told[first], told[last - 1]) if by_chance < BY_CHANCE else None
+
+
+def trapezoid(t: Sequence[float], power: Sequence[float]) -> float:
     """Integral of the straight lines through the points [J]."""
     return sum((b - a) * (p + q) / 2 for (a, p), (b, q) in pairwise(zip(t, power, strict=True)))
 
 
-def power_energy(series: ReadingSeries, channel: Channel, start: float, end: float, interval: float) -> SeriesEstimate:
+def power_energy(
+    series: ReadingSeries, channel: Channel, start: float, end: float, interval: float, *, busy: bool = False
+) -> SeriesEstimate:
     """Energy between ``start`` and ``end`` by integration of power sampled about every ``interval`` seconds.
 
-    Parts of the bound: ``sampling`` (see ``sampling_bound``), ``lag`` (age and averaging at the edges), ``timing``,
+    ``busy``: what ran did so until ``end``, as it did in the window.
+    Parts of the bound: ``sampling`` (see ``sampling_bound``), ``lag`` (age and averaging at the edges, and ``_late``), ``timing``,
     ``resolution``, ``gaps`` (missing readings, at the lowest to the highest power seen), ``blind`` (time that a
     part-time sensor does not observe).
     """
@@ -168,8 +211,9 @@ def power_energy(series: ReadingSeries, channel: Channel, start: float, end: flo
     held = channel.update_period_s / 2
     estimate.parts = {
         "sampling": sampling_bound(t, power, channel.update_period_s),
-        "lag": sum(max(r, HIDDEN_SWING * high) * window / 8 + r * (held + late) for r in ranges),
-        "timing": (high - low) * max(dated.half),
+        "lag": sum(max(r, HIDDEN_SWING * high) * window / 8 + r * (held + late) for r in ranges)
+        + _late(dated, channel, (start, end), max(channel.update_period_s, interval), busy=busy),
+        "timing": (high - low) * max(dated.half[max(bisect_right(dated.t, start) - 1, 0) : bisect_left(dated.t, end) + 1]),
         "resolution": channel.resolution / 2 * duration,
     }
     if _shown(series, channel, start, end) < MIN_READINGS:
@@ -182,6 +226,26 @@ def power_energy(series: ReadingSeries, channel: Channel, start: float, end: flo
         estimate.reason = f"the sensor showed {estimate.energy_j / duration:.3g} W on average, and nothing draws less than 0"
         estimate.energy_j, estimate.peak_w, estimate.parts = None, None, {}
     return estimate
+
+
+def _late(series: ReadingSeries, channel: Channel, window: tuple[float, float], step: float, *, busy: bool) -> float:
+    """What a sensor of power that may be late beside its age hides, as a counter does [J]; it has a new value about every ``step`` [s]."""
+    if not channel.lag_s:
+        return 0.0
+    start, end = window
+    parts = (trapezoid(series.t[i : i + 2], series.value[i : i + 2]) for i in range(len(series) - 1))
+    shown = Counter(series.t, series.half, array("d", accumulate(parts, initial=0.0)))
+    lowest, highest = power_range(shown, replace(channel, update_period_s=step), start, end)
+    near = [series.extremes(at, at + channel.lag_s) or (0.0, 0.0) for at in window]
+    going_on = busy and lowest is not None and end - start >= MIN_STEPS * channel.lag_s
+    powers = (lowest or 0.0, highest or 0.0) if going_on else (0.0, max(highest or 0.0, *(high for _, high in near)))
+    bound = late_bound(shown, window, channel.lag_s, near, powers, going_on=going_on)
+    if not channel.period_guessed:
+        return bound
+    # Nor does anybody publish whether it averages, and an average is late by several times at once.
+    (low, high), *ends = (series.extremes(at - channel.lag_s, at + channel.lag_s) or (0.0, 0.0) for at in window)
+    lowest, highest = powers if going_on else ends[0]
+    return max(bound, channel.lag_s * max(highest - low, high - lowest))
 
 
 def _shown(series: ReadingSeries, channel: Channel, start: float, end: float) -> float:
@@ -203,7 +267,7 @@ def _power_defects(
 ) -> None:
     """Flags and bound of missing readings, of sensors that are blind in between or average, and of shortness."""
     start, end = window
-    low, high = min(series.value), max(series.value)
+    low, high = min(series.value), max(series.value)  # also of long before, since nobody knows what a gap hides
     longest = 3 * max(interval, channel.update_period_s, channel.spacing_s)
     pauses = ((max(a, start), min(b, end)) for a, b in pairwise(series.t) if b - a > longest)
     gaps = [(a, b) for a, b in pauses if b > a]
@@ -216,6 +280,8 @@ def _power_defects(
         estimate.flags.add("partial_coverage")
         estimate.reason = f"no reading during {missing:.3g} s of {end - start:.3g} s"
     if channel.duty < 1:
+        near = max(10 * channel.update_period_s, 2 * max(channel.mean_window_s, channel.lag_s), 4 * interval)
+        low, high = series.extremes(start - near, end + near) or (low, high)
         estimate.parts["blind"] = (high - low) / 2 * (1 - channel.duty) * (end - start)
     if channel.duty < 1 or (channel.kind == "power_instant" and channel.update_period_s > 0):
         # The sensor's own instants are regular, and no choice of ours makes them random: a load that repeats with them
@@ -223,5 +289,5 @@ def _power_defects(
         estimate.flags.add("aliasing_possible")
     if channel.kind == "power_mean":
         estimate.flags.add("mean_sensor")
-    if _shown(series, channel, start, end) < MIN_READINGS or end - start < MIN_MEAN_WINDOWS * channel.mean_window_s:
+    if _shown(series, channel, start, end) < MIN_READINGS or end - start < max(MIN_MEAN_WINDOWS * channel.mean_window_s, 2 * channel.lag_s):
         estimate.flags.add("too_short")

@@ -28,9 +28,8 @@ TAIL_S = 0.5
 TAIL_SHARE = 0.1
 """A window is not followed for longer than this share of its own length: a short one is uncertain anyhow."""
 
-PERIOD_SEEN_S = 300.0
-"""Readings of this long before a window show how often a sensor has a new value of which nobody publishes it; controllers of nodes take up
-to a minute [s]."""
+SEEN_S = 300.0
+"""Readings of this long before a window show how often a sensor of power has a new value; those of nodes take up to a minute [s]."""
 
 SHORTEST_INTERVAL_S = 0.001
 
@@ -298,8 +297,8 @@ class Meter:
         found = []
         for channel in self.channels:
             sampler = self._sampler(channel)
-            still = patience(channel) if channel.kind == "energy" else 10 * channel.update_period_s  # so that a standstill is seen whole
-            margin = max(still, 2 * max(channel.mean_window_s, channel.lag_s), 4 * sampler.interval, PERIOD_SEEN_S * channel.period_guessed)
+            still = patience(channel) if channel.kind == "energy" else SEEN_S  # so that a standstill is seen whole
+            margin = max(still, 2 * channel.lag_s, 4 * sampler.interval)
             series = self.store.series(channel.id, start - margin, end + margin)
             missed = self.store.missed(channel, start, end)
             error = self.store.last_error(channel.id) or sampler.failure

@@ -36,11 +36,11 @@ ENERGY_FLAGS: dict[str, str] = {
     "masked": "a sensor exists but is hidden from this container",
     "partial_coverage": "readings are missing in the window; `partial_j` is the energy of the part that was seen",
     "reset": "the counter started again inside the window",
-    "frozen": "the sensor repeated one value for longer than its update period",
+    "frozen": "the sensor repeated one value for longer than its update period, or than it does elsewhere",
     "beyond_limit": "the sensor showed more than any plausible power (three times the limit of a GPU, 60 kW of a node) for longer than it "
     "holds a value: it, its unit or the limit is wrong",
     "wrap_ambiguous": "the counter may have wrapped more often than the readings can tell",
-    "too_short": "fewer than ten updates of the sensor fit into the window, or it is shorter than 0.6 s and a counter may be late",
+    "too_short": "fewer than ten updates of the sensor fit into the window, or it is shorter than twice the time by which that may be late",
     "aliasing_possible": "a load that repeats with the sensor's own instants would not be noticed; repeat with another length of step",
     "mean_sensor": "the sensor shows a running mean, not the power of the instant",
     "module_scope": "the sensor includes more than the accelerator: its host chip or memory",
@@ -85,7 +85,7 @@ class Channel:
     period_guessed: bool = False
     """Nobody publishes the update period of a power: where readings show that it is longer, that counts."""
     lag_s: float = 0.0
-    """By how much more than its update period a counter may be late where nobody publishes it [s]."""
+    """By how much more than its age a reading may be late where nobody publishes it [s]."""
     mean_window_s: float = 0.0
     """Time over which a ``power_mean`` averages [s]."""
     spacing_s: float = 0.0
@@ -180,7 +180,7 @@ class ChannelEnergy:
     readings: int = 0
     """Readings inside the window."""
     missed: int = 0
-    """Reads that failed, ticks that were skipped, and readings beyond any plausible power, inside the window."""
+    """Reads that failed, ticks that were skipped, and readings that are none, as beyond any plausible power, inside the window."""
     coverage: float = 0.0
     """Share of the window that the readings cover (0 to 1)."""
     users: list[str] = field(default_factory=list)

@@ -23,6 +23,7 @@ from functools import cache
 from typing import Any
 
 from caraml.base.limits import RECORD
+from caraml.power.counter import CONTROLLER_LAG_S
 from caraml.power.model import Channel
 from caraml.power.source import AskedSensors, SensorError, SensorGroup, SourceUnavailable, output_of, with_apparent
 
@@ -46,6 +47,7 @@ def _channel(source: str, label: str, window: float, name: str, meter: str = "")
         resolution=1.0,
         update_period_s=1.0,
         period_guessed=True,
+        lag_s=CONTROLLER_LAG_S,
         mean_window_s=window,
         meter=meter,
     )

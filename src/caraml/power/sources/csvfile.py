@@ -23,6 +23,7 @@ from typing import BinaryIO
 
 from caraml.base.errors import InputError
 from caraml.base.limits import LINE, LOG_END, opened
+from caraml.power.counter import UNKNOWN_LAG_S
 from caraml.power.model import Channel, Kind, Reading
 from caraml.power.source import SensorGroup, SourceUnavailable, with_apparent
 
@@ -117,6 +118,7 @@ class CsvSource(SensorGroup):
                 resolution=step,
                 update_period_s=period if kind == "energy" else 0.0,
                 period_guessed=kind != "energy",
+                lag_s=UNKNOWN_LAG_S,
                 mean_window_s=period if kind != "energy" else 0.0,
                 spacing_s=period,
                 meter=f"{self._meter}:{outlet}",

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from caraml.power.counter import UNKNOWN_LAG_S
+from caraml.power.counter import AVERAGED_LAG_S, UNKNOWN_LAG_S
 from caraml.power.model import Boundary, Channel, Kind
 from caraml.power.source import AskedSensors, SensorError, SensorGroup, SourceUnavailable, output_of, select
 from caraml.power.sources.files import DUAL_DIE, MICRO
@@ -30,7 +30,7 @@ NVML_MEAN_WINDOW_S = 1.0
 FIELD_AVERAGE, FIELD_INSTANT = 185, 186
 SCOPE_GPU, SCOPE_MODULE = 0, 1
 PROMPT = ("NVIDIA H200",)
-"""Models whose counter is not late: that of an H200, measured, shows a step of power within 10 ms beside its update period."""
+"""Models whose sensors are not late: an H200's, measured, show a step of power within 10 (counter) or 40 ms beside their update period."""
 PART_TIME = {"A100": 0.25, "H100": 0.25, "NVIDIA H200": 0.25}
 """Share of time that the power sensor observes, by model (Yang et al., SC24, arXiv:2312.02741). An H200, measured,
 has a new value every 100 ms, which shows a step in full after 40 ms and misses most of a load of 50 ms. Of GH200 it is not known."""
@@ -129,6 +129,7 @@ class NvmlSource(_Library):
         """Add the counter and the best power reading of one GPU, as far as they answer."""
         nvml = self.library
         limit = self.or_none(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) * MILLI)
+        late = 0.0 if any(model in name for model in PROMPT) else UNKNOWN_LAG_S
         superchip, halves = "GH200" in name, any(word in name for word in ("GB200", "GB300"))
         module: Boundary = "module" if superchip else "device"
         flags = ("mig_parent", "shared_device") if slices else ()
@@ -144,6 +145,7 @@ class NvmlSource(_Library):
                 hardware="nvidia",
                 resolution=MILLI,
                 update_period_s=NVML_UPDATE_PERIOD_S,
+                lag_s=late,
                 # The limit governs an average; short peaks go beyond it.
                 max_power_w=2 * limit if limit else None,
                 parent=f"{uuid}:module" if superchip and boundary == "device" else None,
@@ -157,8 +159,7 @@ class NvmlSource(_Library):
         if halves:
             self.left_out.append(f"{uuid}: neither the module's power nor the counter is read, as each of the two GPUs shows the module's")
         else:
-            late = 0.0 if any(model in name for model in PROMPT) else UNKNOWN_LAG_S
-            self.try_to_add(channel("energy", module, lag_s=late), lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) * MILLI)
+            self.try_to_add(channel("energy", module), lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) * MILLI)
         scopes: list[tuple[int, Boundary]] = [(SCOPE_GPU, "device"), *([(SCOPE_MODULE, module)] if superchip else [])]
         for scope, boundary in scopes:
             if not self.try_to_add(channel("power_instant", boundary, duty=duty), partial(self._field, handle, FIELD_INSTANT, scope)):
@@ -261,11 +262,12 @@ class AmdSmiSource(_Library):
             "domain": die.id,
             "hardware": "amd",
             "update_period_s": AMD_UPDATE_PERIOD_S,
+            "lag_s": UNKNOWN_LAG_S,
             "max_power_w": 2 * limit if limit and limit > 1 else None,
             "flags": (*flags, "module_scope") if apu else flags,
             "users": (die.id, *die.partners) if die.partners else (),
         }
-        energy = Channel(id=f"amdsmi:{die.id}:energy", kind="energy", resolution=16 * MICRO, lag_s=UNKNOWN_LAG_S, **common)
+        energy = Channel(id=f"amdsmi:{die.id}:energy", kind="energy", resolution=16 * MICRO, **common)
         self.try_to_add(energy, lambda: self._energy(die.handle))
         if self.or_none(lambda: self._power(die.handle)) is not None:
             instant = _number(self.library.amdsmi_get_power_info(die.handle).get("current_socket_power")) is not None
@@ -314,6 +316,7 @@ def _channel(source: str, device: str, label: str, resolution: float, max_power:
         resolution=resolution,
         update_period_s=0.1,
         period_guessed=True,
+        lag_s=AVERAGED_LAG_S,
         max_power_w=max_power,
     )
 
