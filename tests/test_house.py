@@ -136,7 +136,7 @@ LINES = {
     "engine": 5_261,
     "launch": 1_887,
     "metrics": 1_017,
-    "power": 5_051,
+    "power": 5_163,
     "reference": 515,
     "report": 4_903,
     "results": 3_426,
