@@ -42,6 +42,7 @@ from caraml.results.claim import (
 from caraml.results.status import ProgressLine, ProgressReader
 from caraml.results.store import Store
 from tests.conftest import MakePoint
+from tests.waiting import until
 
 DEAD = Runner(myself().place, 999_999_999, "1")
 SUITE = """name = "s"
@@ -62,14 +63,6 @@ def suite(folder: Path, points: int, then: str = "true", energy: bool = False) -
 
 def ran(folder: Path) -> Counter[str]:
     return Counter((folder / "ran").read_text().split())
-
-
-def wait_until(condition: object, seconds: float = 60) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def claimed(store: Store, make_point: MakePoint, runner: Runner, files: dict[str, str] | None = None) -> tuple[str, Path]:
@@ -304,7 +297,7 @@ def test_a_job_outlives_its_runner_and_is_taken_up(tmp_path: Path, energy: bool,
     monkeypatch.setenv("CARAML_POWER", "fake:constant")  # with a sensor there is a worker, without one the shell alone
     command = suite(tmp_path, 2, f"until [ -e {tmp_path}/go ]; do sleep 0.05; done", energy=energy)
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until(lambda: (tmp_path / "ran").exists() and (tmp_path / "ran").read_text())
+    until(lambda: (tmp_path / "ran").exists() and (tmp_path / "ran").read_text())
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     shown = subprocess.run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +19,12 @@ from caraml.engine.step import make_step
 from caraml.engine.steps import RankSummary, StepTable
 from caraml.metrics.model import Peak
 from caraml.suite.expand import expand
-from caraml.suite.model import Attention, Knobs
+from caraml.suite.model import Attention
 from caraml.suite.placement import Machine
 from caraml.worker.together import Known
 from caraml.worker.training import Worker
-from caraml.workloads import load_workload, params_of
-from caraml.workloads.base import BuildContext, Task
+from caraml.workloads import params_of
+from caraml.workloads.base import Task
 from caraml.workloads.gpt.model import TILE, linear_cross_entropy, rows_of_chunk
 from caraml.workloads.weather.atmorep import PRESETS
 from caraml.workloads.weather.regime_clustering import RegimeNetwork
@@ -33,6 +32,7 @@ from tests.conftest import MakePoint
 from tests.debian import compiler_missing
 from tests.engine.together import Meeting, ThreadRanks
 from tests.suite.test_knobs import GPT, RESNET, suite_of
+from tests.tasks import built
 from tests.workloads.test_modes import CASES
 
 CPU = torch.device("cpu")
@@ -52,13 +52,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch._dynamo.reset()
 
 
-def built(case: str, micro_batch: int, knobs: Knobs | None = None, **params: Any) -> Task:
-    workload = load_workload(case.split(maxsplit=1)[0])
-    given = workload.params.model_validate({**CASES.get(case, {}), **params})
-    context = BuildContext(
-        given, CPU, 0, 1, 1, micro_batch, 0, lambda _: nullcontext(), accumulation=4 // micro_batch, knobs=knobs or Knobs()
-    )
-    return workload.build(context)
+def of_case(case: str, micro_batch: int, **params: Any) -> Task:
+    return built(case.split(maxsplit=1)[0], {**CASES.get(case, {}), **params}, micro_batch, accumulation=4 // micro_batch)
 
 
 @pytest.mark.slow
@@ -69,7 +64,7 @@ def test_every_step_is_compiled_whole_and_once(graphs: Any, make_point: MakePoin
     monkeypatch.setattr("caraml.workloads.weather.atmorep._TAILS", 2)  # AtmoRep's three fields, of two layers and 16 ends: 800 operators
     shallow = partial(RegimeNetwork, stages=((64, 2, 1), (128, 1, 2)))  # both kinds of block; a ResNet-50's 16 take three times as long
     monkeypatch.setattr("caraml.workloads.weather.regime_clustering.RegimeNetwork", shallow)
-    task = built(case, 2)
+    task = of_case(case, 2)
     point = make_point(workload=case.split(maxsplit=1)[0], precision="bf16", compile="default")
     batch = {"global_batch": 2 if task.own_step else 4, "micro_batch": 2}
     step = make_step(task, point.model_copy(update=batch), CPU)
@@ -88,7 +83,7 @@ def test_compiled_training_is_the_eager_one(graphs: Any, make_point: MakePoint, 
         found = []
         for compiled in ("off", "default"):
             torch.manual_seed(1)  # of dropout
-            task = built(case, micro_batch, **params)
+            task = of_case(case, micro_batch, **params)
             for module in task.model.modules():
                 if isinstance(module, torch.nn.Dropout):
                     module.p = 0.0
@@ -112,7 +107,7 @@ def test_nothing_is_compiled_anew_after_the_window(graphs: Any, make_point: Make
 
     network = Network(4, 1)
     batches = [torch.ones(8, 4), torch.ones(3, 4)]
-    facts, optimizer = built("gpt", 2, **GPT).facts, torch.optim.SGD(network.parameters(), lr=0.1)
+    facts, optimizer = of_case("gpt", 2, **GPT).facts, torch.optim.SGD(network.parameters(), lr=0.1)
     task = Task(network, optimizer, iter(batches * 9), lambda net, batch: net(batch).mean(), facts, validation=lambda: iter(batches))
     worker = Worker(tmp_path, make_point(mode="train", compile="default"))
     worker._known = Known(tmp_path, worker.point, facts, 0.0, "", Peak(value=None, dtype="fp32", reason="not probed"))
@@ -226,12 +221,12 @@ def test_statistics_are_not_sent_in_every_step_and_agreed_on_before_validation(
 
     for wrapper in (of_now, of_torch_2_12):
         monkeypatch.setattr("caraml.engine.ranks.DistributedDataParallel", wrapper)
-        task = built("image_classification", 2)
+        task = of_case("image_classification", 2)
         make_step(task, make_point(workload="image_classification", devices=2, global_batch=4, micro_batch=2), CPU)
     assert asked == {"forward_sync_buffers": False, "broadcast_buffers": False}
 
     def validated(ranks: ThreadRanks) -> list[float]:
-        own = built("image_classification", 2)
+        own = of_case("image_classification", 2)
         own.validation = lambda: iter([])
         norm = next(module for module in own.model.modules() if isinstance(module, torch.nn.BatchNorm2d))
         assert norm.running_mean is not None and norm.num_batches_tracked is not None

@@ -17,10 +17,10 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.replacement import Masks, by_words
 from caraml.engine.step import make_step
 from caraml.engine.steps import StepOutcome
-from caraml.suite.model import Knobs
 from tests.conftest import MakePoint
 from tests.engine.test_matmul import Counting, made_of
-from tests.suite.test_knobs import CPU, built, plan
+from tests.suite.test_knobs import CPU, plan
+from tests.tasks import built
 
 NUMBERS = 400_000
 
@@ -205,7 +205,7 @@ def test_without_dropout_nothing_is_timed(masks: Any) -> None:
 def test_a_network_with_dropout_learns_as_before(masks: Any, words: Counting, make_point: MakePoint) -> None:
     losses: dict[str, list[float]] = {}
     for asked in ("torch", "words"):
-        task = built("question_answering", {"preset": "tiny"}, Knobs())
+        task = built("question_answering", {"preset": "tiny"})
         step, one = make_step(task, make_point(workload="question_answering", global_batch=4, micro_batch=4), CPU), masks(asked)
         losses[asked] = [loss.item() for loss in stepped(one, lambda step=step: step().loss, steps=12)]
         one.close()

@@ -14,18 +14,16 @@ from caraml.base.errors import EnvironmentUnfitError
 from caraml.engine.precision import check_precision, compute_in_fp8
 from caraml.engine.step import make_step
 from caraml.suite.model import Precision, Stated
-from caraml.workloads import load_workload
-from caraml.workloads.base import BuildContext, Task
+from caraml.workloads.base import Task
 from tests.conftest import MakePoint
 from tests.suite.test_knobs import GPT, plan
+from tests.tasks import built
 
 CPU = torch.device("cpu")
 
 
-def built(micro_batch: int = 4, **params: Any) -> Task:
-    own = load_workload("gpt")
-    given = own.params.model_validate({**GPT, **params})
-    return own.build(BuildContext(given, CPU, 0, 1, 1, micro_batch, seed=0, phase=lambda _: nullcontext(), accumulation=4 // micro_batch))
+def network(micro_batch: int = 4, **params: Any) -> Task:
+    return built("gpt", {**GPT, **params}, micro_batch, accumulation=4 // micro_batch)
 
 
 def test_only_what_fp8_computes_is_planned() -> None:
@@ -94,7 +92,7 @@ def test_the_layers_of_the_blocks_are_chosen(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "torchao", ModuleType("torchao"))
     monkeypatch.setitem(sys.modules, "torchao.float8", library)
     for width, count in ((64, 8), (72, 0)):
-        model = built(width=width).model
+        model = network(width=width).model
         compute_in_fp8(model, emulate=True)
         chosen = [name for name, module in model.named_modules() if asked["module_filter_fn"](module, name)]
         assert len(chosen) == count and all(name.startswith("blocks.") for name in chosen) and asked["config"] == {"emulate": True}
@@ -106,7 +104,7 @@ def test_training_in_fp8_is_close_to_bf16(make_point: MakePoint) -> None:
     pytest.importorskip("torchao.float8", reason="torchao is not installed: pip install 'caraml[fp8]'")
     found: dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor]] = {}
     for precision, micro_batch in (("bf16", 4), ("fp8", 4), ("bf16", 2), ("fp8", 2)):
-        task = built(micro_batch)
+        task = network(micro_batch)
         names = list(task.model.state_dict())
         if precision == "fp8":
             compute_in_fp8(task.model, emulate=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,9 +13,8 @@ from torch.utils._pytree import tree_leaves
 from caraml.engine.precision import freeze
 from caraml.engine.step import make_step
 from caraml.suite.model import Knobs, Precision
-from caraml.workloads import load_workload
-from caraml.workloads.base import BuildContext
 from tests.conftest import MakePoint
+from tests.tasks import built
 
 CPU = torch.device("cpu")
 GPT = {"preset": "4M", "width": 32, "layers": 2, "heads": 2, "sequence_length": 16, "vocab_size": 128, "data": "synthetic-device"}
@@ -28,9 +26,7 @@ CASES = [("gpt", GPT), ("question_answering", BERT), ("image_classification", RE
 
 def predictions(workload: str, params: dict[str, Any], precision: Precision, frozen: bool, make_point: MakePoint) -> list[torch.Tensor]:
     """What three steps of mode `inference` predict, after a few of training have moved running statistics."""
-    own, found = load_workload(workload), list[torch.Tensor]()
-    context = BuildContext(own.params.model_validate(params), CPU, 0, 1, 1, 2, 0, lambda name: nullcontext())
-    task = own.build(context)
+    task, found = built(workload, params, 2), list[torch.Tensor]()
     point = make_point(workload=workload, global_batch=2, micro_batch=2, precision=precision, knobs=Knobs(frozen_weights=frozen))
     train = make_step(task, point.model_copy(update={"precision": "fp32"}), CPU)
     for _ in range(3):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -20,9 +19,9 @@ from caraml.engine import step as module
 from caraml.engine.step import ASIDE, TRIALS, GraphedPasses, TrainStep, make_step, refusal
 from caraml.engine.steps import Batches
 from caraml.suite.model import Knobs, StepGraph
-from caraml.workloads import load_workload
-from caraml.workloads.base import BuildContext, Task
+from caraml.workloads.base import Task
 from tests.conftest import MakePoint
+from tests.tasks import built
 
 CPU = torch.device("cpu")
 SIZES = {"preset": "4M", "width": 32, "layers": 2, "heads": 2, "sequence_length": 16, "vocab_size": 128, "data": "synthetic-device"}
@@ -86,12 +85,6 @@ class EmulatedGraph(TorchDispatchMode):
         """Nothing to wait for."""
 
 
-def built(workload: str, params: dict[str, Any], samples: int = 4, micro_batch: int = 4) -> Task:
-    own = load_workload(workload)
-    given = own.params.model_validate(params)
-    return own.build(BuildContext(given, CPU, 0, 1, 1, micro_batch, 0, lambda name: nullcontext(), accumulation=samples // micro_batch))
-
-
 def state_of(task: Task) -> list[torch.Tensor]:
     """All that a step changes and keeps."""
     held = [value for state in task.optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
@@ -121,9 +114,9 @@ def test_replayed_steps_are_the_usual_ones_to_the_bit(
 ) -> None:
     """Losses, weights, optimizer state and running statistics; with clipping, recomputation and several micro-batches."""
     point, told = on(make_point, workload, micro_batch=4 // accumulation), dict[str, Any]()
-    usual = built(workload, params, micro_batch=4 // accumulation)
+    usual = built(workload, params, 4 // accumulation, accumulation=accumulation)
     truth, weights = trained(usual, TrainStep(usual, Batches(usual.batches), point, CPU))
-    task = built(workload, params, micro_batch=4 // accumulation)
+    task = built(workload, params, 4 // accumulation, accumulation=accumulation)
     step, emulated = graphed(task, point, told)
     losses, found = trained(task, step)
     assert losses == truth
@@ -181,7 +174,7 @@ def test_a_batch_of_another_shape_leaves_the_graph(at: set[int], make_point: Mak
     """For that step only, whichever of its micro-batches it is: here two a step, and the graph is captured in the fifth step."""
     at = {4 + index for index in at}
     point, told = on(make_point, "gpt", micro_batch=2), dict[str, Any]()
-    usual, task = built("gpt", SIZES, micro_batch=2), built("gpt", SIZES, micro_batch=2)
+    usual, task = (built("gpt", SIZES, 2, accumulation=2) for _ in range(2))
     usual.batches, task.batches = shorter(usual.batches, at), shorter(task.batches, at)
     truth = trained(usual, TrainStep(usual, Batches(usual.batches), point, CPU), STEPS + 3)
     step, emulated = graphed(task, point, told)

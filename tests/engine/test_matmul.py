@@ -23,7 +23,8 @@ from caraml.engine.step import make_step
 from caraml.engine.steps import StepOutcome
 from caraml.suite.model import Knobs
 from tests.conftest import MakePoint
-from tests.suite.test_knobs import CPU, GPT, built, plan
+from tests.suite.test_knobs import CPU, GPT, plan
+from tests.tasks import built
 
 pytestmark = pytest.mark.skipif(not matmul._has_onednn(), reason="this build of torch has no linear layers of oneDNN")
 WIDE: Key = ((64, 32), (32, 96), True, True, False, False)
@@ -317,7 +318,7 @@ def test_a_training_has_the_same_losses_and_parameters(
 ) -> None:
     states, found = [], []
     for asked in ("mkl", "onednn"):
-        task = built(workload, params, Knobs())
+        task = built(workload, params)
         own = products(asked, workload=workload, global_batch=4, micro_batch=4)
         step = own.around(make_step(task, make_point(workload=workload, global_batch=4, micro_batch=4), CPU), lambda name: nullcontext())
         outcomes = [step().loss for _ in range(3)]

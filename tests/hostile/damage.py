@@ -87,8 +87,11 @@ def damaged(content: bytes, changes: list[Edit]) -> bytes:
     return content
 
 
-def refuses_damage(path: Path, content: bytes, read: Callable[[Path], object], look: Callable[[CaramlError], None]) -> None:
-    """Read a file damaged in many ways: it is read, or refused with an error that ``look`` finds in order. Whole, it must be read."""
+def refuses_damage(
+    path: Path, content: bytes, read: Callable[[Path], object], look: Callable[[CaramlError], None] | None = None, named: Path | None = None
+) -> None:
+    """Read a file damaged in many ways: it is read, or refused with an error that ``look`` finds in order, or else one with the path, or
+    another that is ``named``. Whole, it must be read."""
     path.write_bytes(content)
     read(path)
 
@@ -99,7 +102,10 @@ def refuses_damage(path: Path, content: bytes, read: Callable[[Path], object], l
         try:
             read(path)
         except CaramlError as error:
-            look(error)
+            if look is not None:
+                look(error)
+            else:
+                assert str(named or path) in str(error)
 
     check()
 

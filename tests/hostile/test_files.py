@@ -109,20 +109,10 @@ def test_damaged_files(tmp_path: Path, kind: str) -> None:
 def test_damaged_parquet(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     duckdb.sql(f"copy (select 'word ' || i as text from range(200) t(i)) to '{path}'")
-    content = path.read_bytes()
     assert exhaust(read_documents(path)) == 200
-
-    @FUZZ
-    @given(edits)
-    def check(changes: list[Edit]) -> None:
-        path.write_bytes(damaged(content, changes))
-        for read in (lambda: exhaust(read_documents(path)), lambda: read_raw(path)):
-            try:
-                read()
-            except CaramlError as error:
-                assert str(path) in str(error)
-
-    check()
+    content = path.read_bytes()
+    for read in (lambda path: exhaust(read_documents(path)), read_raw):
+        refuses_damage(path, content, read)
 
 
 @pytest.mark.parametrize("part", [".bin", ".idx", ".json"])
@@ -134,19 +124,7 @@ def test_damaged_corpora(tmp_path: Path, part: str) -> None:
     prefix = tmp_path / "corpus"
     prepare_text([source], prefix, vocab_size=300)
     path = corpus_file(prefix, part)
-    content = path.read_bytes()
-
-    @FUZZ
-    @given(edits)
-    def check(changes: list[Edit]) -> None:
-        path.write_bytes(damaged(content, changes))
-        try:
-            PreparedText.read(prefix)
-            IndexedTokens(prefix)[0]
-        except CaramlError as error:
-            assert str(prefix) in str(error)
-
-    check()
+    refuses_damage(path, path.read_bytes(), lambda _: (PreparedText.read(prefix), IndexedTokens(prefix)[0]), named=prefix)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "merges.txt"])
@@ -164,19 +142,7 @@ def test_damaged_tokenizers(tmp_path: Path, name: str) -> None:
         files = {name: prepared.tokenizer.read_text()}
     for file, text in files.items():
         (folder / file).write_text(text)
-    load_tokenizer(folder)
-    content = (folder / name).read_bytes()
-
-    @FUZZ
-    @given(edits)
-    def check(changes: list[Edit]) -> None:
-        (folder / name).write_bytes(damaged(content, changes))
-        try:
-            load_tokenizer(folder)
-        except CaramlError as error:
-            assert str(folder) in str(error)
-
-    check()
+    refuses_damage(folder / name, (folder / name).read_bytes(), lambda _: load_tokenizer(folder), named=folder)
 
 
 @pytest.fixture
@@ -219,30 +185,16 @@ def test_damaged_records(tmp_path: Path, store: Store) -> None:
 def test_damaged_stores(tmp_path: Path, store: Store) -> None:
     remember_suite(store, "test", [record.key for record in store.records()])
     listing = tmp_path / "results" / "suites" / "test.json"
-    content = listing.read_bytes()
-
-    @FUZZ
-    @given(edits)
-    def check(changes: list[Edit]) -> None:
-        listing.write_bytes(damaged(content, changes))
-        try:
-            Store(tmp_path / "results").records("test")
-        except CaramlError as error:
-            assert str(listing) in str(error)
-
-    check()
+    refuses_damage(listing, listing.read_bytes(), lambda _: Store(tmp_path / "results").records("test"))
 
 
 def test_damaged_progress(tmp_path: Path) -> None:
     content = b'{"t": 1.0, "phase": "measure", "steps": 3}\n' * 10
 
-    @FUZZ
-    @given(edits)
-    def check(changes: list[Edit]) -> None:
-        (tmp_path / "progress.jsonl").write_bytes(damaged(content, changes))
-        ProgressReader(tmp_path).latest()
+    def look(error: CaramlError) -> None:
+        raise error  # what is damaged of it is passed over
 
-    check()
+    refuses_damage(tmp_path / "progress.jsonl", content, lambda _: ProgressReader(tmp_path).latest(), look)
 
 
 @pytest.mark.processes
@@ -251,18 +203,7 @@ def test_damaged_energy_results(tmp_path: Path) -> None:
 
     assert main(["--methods", "fake:constant", "--out", str(tmp_path), "--", "true"]) == 0
     (path,) = tmp_path.glob("energy*.json")
-    content = path.read_bytes()
-
-    @FUZZ
-    @given(edits)
-    def check(changes: list[Edit]) -> None:
-        path.write_bytes(damaged(content, changes))
-        try:
-            merge_folder(tmp_path)
-        except CaramlError as error:
-            assert str(path) in str(error)
-
-    check()
+    refuses_damage(path, path.read_bytes(), lambda _: merge_folder(tmp_path))
 
 
 def test_damaged_archives(tmp_path: Path, store: Store) -> None:

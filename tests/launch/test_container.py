@@ -10,8 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +26,7 @@ from caraml.workloads.gpt.text import prepare_text
 from tests.conftest import MakePoint
 from tests.debian import install
 from tests.stores import write_script
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "localhost/caraml-test"
@@ -306,13 +306,13 @@ def test_what_is_told_to_end_leaves_nothing_in_its_container(real: tuple[Contain
     program = f"trap 'echo >{heard}' USR1; echo >{began}; until [ -e {heard} ]; do sleep 0.02; done; exec /usr/bin/sleep {seconds}"
     binds = [*map(str, host_folders()), str(tmp_path)]
     process = subprocess.Popen(wrap(["/usr/bin/bash", "-c", program], runtime, image, binds=binds, workdir="/"), start_new_session=True)
-    wait_until(began.exists)
+    until(began.exists)
     if runtime == "podman":  # which hands signals on a moment after the container has begun
-        wait_until(lambda: heard.exists() or process.send_signal(signal.SIGUSR1) is not None)
+        until(lambda: heard.exists() or process.send_signal(signal.SIGUSR1) is not None)
     heard.touch()
     os.killpg(process.pid, signal.SIGTERM)
     process.wait(60)
-    wait_until(lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if seconds in words_of(path)])
+    until(lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if seconds in words_of(path)])
 
 
 def test_what_is_in_a_container_ends_after_a_runtime_that_was_killed(
@@ -330,17 +330,10 @@ def test_what_is_in_a_container_ends_after_a_runtime_that_was_killed(
     extra = [f"--env=PYTHONPATH={ROOT / 'src'}"] if runtime == "podman" else []
     argv = wrap([sys.executable, "-c", program], runtime, image, binds=binds, workdir=str(tmp_path), extra=[*map(Shell, told), *extra])
     process = subprocess.Popen(["bash", "-c", f"exec {join(argv)}"], start_new_session=True)
-    wait_until(began.exists)
+    until(began.exists)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(60)
-    wait_until(lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if seconds in words_of(path)])
-
-
-def wait_until(so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if seconds in words_of(path)])
 
 
 def words_of(path: Path) -> str:

@@ -23,7 +23,8 @@ from caraml.results.claim import STARTED, WITHDRAWN, job_of
 from caraml.results.status import standings
 from caraml.results.store import Store
 from tests.test_campaign import FakeLauncher, campaign
-from tests.test_campaign_durability import ran, suite, wait_until
+from tests.test_campaign_durability import ran, suite
+from tests.waiting import until
 
 QUEUE = """
 import os, signal, subprocess
@@ -70,11 +71,11 @@ def test_a_plug_in_s_job_outlives_its_runner_and_no_second_one_starts(tmp_path: 
     here = suite(tmp_path, 1, f"until [ -e {tmp_path}/go ]; do sleep 0.05; done")
     through = [*here, "--launcher", "hq"]
     first = subprocess.Popen(through, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until(lambda: (tmp_path / "ran").exists() and (tmp_path / "ran").read_text())
+    until(lambda: (tmp_path / "ran").exists() and (tmp_path / "ran").read_text())
     first.kill()
     first.wait()
     store = Store(out)
-    wait_until(lambda: [one.state for one in standings(store, store.campaigns()[0])] == ["left"])
+    until(lambda: [one.state for one in standings(store, store.campaigns()[0])] == ["left"])
     (left,) = standings(store, store.campaigns()[0])
     assert "install the plug-in that has launcher 'hq'" in (left.reason or "")
     for command, words in ((here, "`--launcher hq` takes it up"), (through, "unknown launcher 'hq'"), (here, "install the plug-in")):

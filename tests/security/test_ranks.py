@@ -14,29 +14,19 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 from caraml.results.store import RECORD, read_record
 from caraml.suite.model import Policy
 from tests.conftest import MakePoint
 from tests.security.users import ROOT, Person, interpreter
+from tests.waiting import until
 
 SHARED = (Path("/tmp"), Path("/dev/shm"), Path("/var/tmp"))
 LISTENING = "0A"
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """The first value of ``condition`` that is true."""
-    deadline = time.monotonic() + 300
-    while not (value := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-    return value
 
 
 def processes(uid: int) -> list[int]:
@@ -193,7 +183,7 @@ def test_a_stranger_can_do_nothing_with_a_point_of_two_ranks(people: tuple[Perso
     attack = stranger.start([interpreter() or "", str(ROOT / "tests/security/stranger.py"), str(stranger.home)], **pipes)
     run = victim.start(["bash", str(script)], variables={"CARAML_POWER": "fake:constant"})
     try:
-        until(lambda: seen.look() or '"measure"' in _text(folder / "progress.jsonl") or run.poll() is not None, "a window")
+        until(lambda: seen.look() or '"measure"' in _text(folder / "progress.jsonl") or run.poll() is not None, "a window", 300)
         found = sorted(set(doors(processes(victim.uid))))
         assert [door for door in found if door[1]] and seen.files, "ranks that speak to each other, and the folder where they met"
         entries = [str(entry) for path in seen.files for entry in (path, *path.rglob("*"))]
@@ -209,7 +199,7 @@ def test_a_stranger_can_do_nothing_with_a_point_of_two_ranks(people: tuple[Perso
         for pid in processes(victim.uid):  # enough is measured
             if "caraml.worker" in (words := _text(Path(f"/proc/{pid}/cmdline"))) and "caraml.engine.start" not in words:
                 os.kill(pid, signal.SIGUSR1)
-        until(lambda: seen.look() or run.poll() is not None, "the end of the point")
+        until(lambda: seen.look() or run.poll() is not None, "the end of the point", 300)
         hosts = {host for host, port in seen.doors if port}
         assert all(ipaddress.ip_address(host).is_loopback for host in hosts), seen.doors
         assert [name for name, port in seen.doors if not port] == [], "no UNIX socket that others may find, abstract or not"

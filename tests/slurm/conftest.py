@@ -7,7 +7,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,14 +115,6 @@ def wait(launcher: SlurmLauncher, jobs: Iterable[str], seconds: float = 90, unti
             return [states[handle] for handle in handles]
         assert time.monotonic() < deadline, states
         time.sleep(0.2)
-
-
-def until(ready: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait for something to become true."""
-    deadline = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def overlap(jobs: list[Job]) -> int:

@@ -19,8 +19,9 @@ from caraml.suite.model import Policy
 from caraml.system.model import Scheduler, Site, Software
 from caraml.worker.command import COMMAND, Command
 from tests.slurm.cluster import Cluster
-from tests.slurm.conftest import Bench, a_point, make_bench, record, until, wait
+from tests.slurm.conftest import Bench, a_point, make_bench, record, wait
 from tests.stores import write_script
+from tests.waiting import until
 
 WATTS = "300/500"
 MARKS = {"begin": "^go", "end": "^end"}

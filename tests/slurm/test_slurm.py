@@ -18,7 +18,8 @@ from caraml.suite.model import Placement, Policy
 from caraml.system.model import Container, Network, Scheduler, Site
 from tests.debian import install
 from tests.slurm.cluster import CPUS, GPUS, Cluster
-from tests.slurm.conftest import Bench, make_bench, overlap, real_job, record, until, wait
+from tests.slurm.conftest import Bench, make_bench, overlap, real_job, record, wait
+from tests.waiting import until
 
 SUITE = """
 name = "s"

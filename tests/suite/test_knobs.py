@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -21,9 +20,10 @@ from caraml.suite.model import Knobs
 from caraml.suite.placement import Machine
 from caraml.system.catalogue import load_system
 from caraml.system.model import Cpu, DeviceClass, DeviceModel, DType, Figure, System
-from caraml.workloads import load_workload, params_of
-from caraml.workloads.base import BuildContext, Task
+from caraml.workloads import params_of
+from caraml.workloads.base import Task
 from tests.conftest import MakePoint
+from tests.tasks import built
 
 CPU = torch.device("cpu")
 GPT = {"preset": "4M", "width": 64, "layers": 2, "heads": 2, "sequence_length": 64, "vocab_size": 512, "data": "synthetic-device"}
@@ -213,7 +213,7 @@ def test_cuda_graphs_are_not_trusted_with_what_they_overwrite(mode: str) -> None
 
 
 def test_a_step_of_several_passes_refuses_cuda_graphs(make_point: MakePoint) -> None:
-    task = built("downscaling_gan", {"data": "synthetic-device", "rows": 16, "columns": 16}, Knobs())
+    task = built("downscaling_gan", {"data": "synthetic-device", "rows": 16, "columns": 16})
     point = make_point(workload="downscaling_gan", device_class="gpu", compile="max-autotune")
     with pytest.raises(InputError, match=r"found 'max-autotune', which replays CUDA graphs; .* expected 'default'"):
         make_step(task, point, CPU)
@@ -226,7 +226,7 @@ def test_a_step_with_cuda_graphs_says_where_it_begins(
     marks: list[int] = []
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(1))
     monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
-    task = built("gpt", GPT, Knobs())
+    task = built("gpt", GPT)
     make_step(task, make_point(workload="gpt", device_class="gpu", compile=mode, global_batch=2, micro_batch=2), CPU)()
     assert len(marks) == marked
 
@@ -235,13 +235,6 @@ def test_a_step_with_cuda_graphs_says_where_it_begins(
 def attention() -> Iterator[Any]:
     yield set_attention
     set_attention("auto")
-
-
-def built(workload: str, params: dict[str, Any], knobs: Knobs) -> Task:
-    own = load_workload(workload)
-    given = own.params.model_validate(params)
-    context = BuildContext(given, CPU, 0, 1, 1, 4, seed=0, phase=lambda name: nullcontext(), knobs=knobs)
-    return own.build(context)
 
 
 def losses(task: Task, make_point: MakePoint, workload: str) -> list[float]:
@@ -254,7 +247,7 @@ def losses(task: Task, make_point: MakePoint, workload: str) -> list[float]:
 @pytest.mark.slow
 def test_knobs_change_how_it_is_computed_and_not_what(attention: Any, make_point: MakePoint, workload: str, params: dict[str, Any]) -> None:
     default, other = Knobs(), Knobs(channels_last=False, fused_optimizer=False, attention="math")
-    tasks = {knobs: built(workload, params, knobs) for knobs in (default, other)}
+    tasks = {knobs: built(workload, params, knobs=knobs) for knobs in (default, other)}
     assert [task.optimizer.param_groups[0]["fused"] for task in tasks.values()] == [True, None]
     if workload == "image_classification":
         for knobs, task in tasks.items():

@@ -20,6 +20,7 @@ from caraml.workloads import WORKLOADS, load_workload
 from caraml.workloads.base import BuildContext, Task
 from caraml.workloads.flops import CORRECTIONS
 from tests.conftest import MakePoint
+from tests.tasks import built
 
 BATCH = 6
 """Twice a micro-batch."""
@@ -53,19 +54,8 @@ def _attention_by_products() -> Iterator[None]:
 
 
 @cache
-def built(case: str) -> Task:
-    workload = load_workload(case.split(maxsplit=1)[0])
-    context = BuildContext(
-        params=workload.params.model_validate(CASES[case]),
-        device=torch.device("cpu"),
-        rank=0,
-        world=1,
-        processes_on_node=1,
-        micro_batch=BATCH // 2,
-        seed=0,
-        phase=lambda _: nullcontext(),
-    )
-    return workload.build(context)
+def of_case(case: str) -> Task:
+    return built(case.split(maxsplit=1)[0], CASES[case], BATCH // 2)
 
 
 def counted(step: Any) -> float:
@@ -80,14 +70,14 @@ def counted(step: Any) -> float:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.slow
 def test_the_size_of_every_workload_s_batches_can_be_told(case: str) -> None:
-    assert samples_in(next(built(case).batches)) == BATCH // 2
+    assert samples_in(next(of_case(case).batches)) == BATCH // 2
 
 
 @pytest.mark.parametrize("mode", ["train", "compute", "data", "inference"])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.slow
 def test_a_step_computes_what_its_mode_declares(case: str, mode: Mode, make_point: MakePoint) -> None:
-    task, name = built(case), case.split(maxsplit=1)[0]
+    task, name = of_case(case), case.split(maxsplit=1)[0]
     whole = task.own_step is not None and mode in ("train", "compute")  # no accumulation there
     samples = BATCH // 2 if whole else BATCH
     point = make_point(workload=name, mode=mode, global_batch=samples, micro_batch=BATCH // 2)
@@ -101,7 +91,7 @@ def test_a_step_computes_what_its_mode_declares(case: str, mode: Mode, make_poin
 
 def test_inputs_are_counted_as_often_as_a_mode_takes_them() -> None:
     """A step of the GAN takes six micro-batches, and is counted as one; to predict it takes one."""
-    task = built("downscaling_gan")
+    task = of_case("downscaling_gan")
     read = {mode: task.facts.in_mode(mode, task.batches_per_step).bytes_per_sample for mode in get_args(Mode)}
     one = next(task.batches)[0][0].nbytes
     assert read == {"train": 6 * one, "compute": 6 * one, "data": 6 * one, "inference": one}
@@ -120,7 +110,7 @@ def test_no_workload_is_left_out() -> None:
 
 
 def test_causal_flops_are_of_the_mode_too() -> None:
-    facts = built("gpt").facts
+    facts = of_case("gpt").facts
     assert facts.causal_flops_per_item is not None
     assert facts.in_mode("inference").causal_flops_per_item == pytest.approx(facts.causal_flops_per_item / 3)
     assert facts.in_mode("data").causal_flops_per_item is None

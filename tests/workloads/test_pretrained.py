@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from caraml.base.errors import InputError
-from caraml.workloads import load_workload, make_torchvision_importable
-from caraml.workloads.base import BuildContext, Task
+from caraml.workloads import make_torchvision_importable
+from caraml.workloads.base import Task
 from caraml.workloads.question_answering import PRESETS, Params, _datasets, _network
 from caraml.workloads.question_answering.data import SquadWindows, default_squad, train_word_pieces
 from caraml.workloads.weather.tweet_rain_classification import (
@@ -30,6 +29,7 @@ from caraml.workloads.weather.tweet_rain_classification import (
     trained,
     write_lookalike,
 )
+from tests.tasks import built
 
 IDS = torch.arange(1, 25).reshape(2, 12)
 
@@ -42,10 +42,7 @@ def quiet_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(name: str, values: dict[str, Any]) -> Task:
-    workload = load_workload(name)
-    phase = lambda _: nullcontext()  # noqa: E731
-    given = workload.params.model_validate({"preset": "tiny", "workers": 0, **values})
-    return workload.build(BuildContext(given, torch.device("cpu"), 0, 1, 1, micro_batch=4, seed=0, phase=phase))
+    return built(name, {"preset": "tiny", "workers": 0, **values})
 
 
 def theirs(name: str) -> Any:

@@ -31,7 +31,6 @@ from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Point, Policy
 from caraml.worker.together import Known
 from caraml.worker.training import Worker
-from caraml.workloads import load_workload
 from caraml.workloads.base import BuildContext, Quality, Task
 from caraml.workloads.image_classification import Params as ImageParams
 from caraml.workloads.image_classification import _network, flops_per_image, goyal_rate
@@ -44,6 +43,7 @@ from caraml.workloads.question_answering import flops_per_item
 from caraml.workloads.question_answering.data import generate_squad
 from tests.conftest import MakePoint
 from tests.stores import write_script
+from tests.tasks import built
 
 CPU = torch.device("cpu")
 SMALL = {"model": "test_resnet", "image_size": 32, "classes": 4, "learning_rate": 0.05}
@@ -66,13 +66,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def build(name: str, params: dict[str, Any], batch: int) -> Task:
-    workload = load_workload(name)
-    given = workload.params.model_validate(params)
-    phase = lambda _: nullcontext()  # noqa: E731
-    return workload.build(BuildContext(given, CPU, rank=0, world=1, processes_on_node=1, micro_batch=batch, seed=0, phase=phase))
-
-
 def train(task: Task, steps: int, batch: int) -> list[float]:
     names = {"suite": "t", "benchmark": "t", "workload": "t", "params": {}, "system": "l", "device": "d", "software": "t"}
     step = make_step(task, Point(**names, device_class="cpu", global_batch=batch, micro_batch=batch), CPU)
@@ -89,7 +82,7 @@ def test_bert_learns_to_point_at_answers(tmp_path: Path) -> None:
         "file": str(tmp_path / "train.json"),
         "validation": str(tmp_path / "dev.json"),
     }
-    task = build("question_answering", params, 16)
+    task = built("question_answering", params, 16)
     losses = train(task, 60, 16)
     loss, right = validate(task, "fp32", CPU, Ranks())
     task.close()
@@ -124,7 +117,7 @@ def test_a_strided_product_over_few_channels_has_its_gradients(channels: int) ->
 
 
 def test_the_autoencoder_learns_to_reconstruct_digits() -> None:
-    task = build("image_compression", {"width": 4, "images": 256, "held_out": 32}, 8)
+    task = built("image_compression", {"width": 4, "images": 256, "held_out": 32}, 8)
     losses = train(task, 50, 8)
     loss, right = validate(task, "fp32", CPU, Ranks())
     task.close()
@@ -188,7 +181,7 @@ def test_bert_base_has_its_published_size() -> None:
 def test_every_form_of_input_trains(name: str, data: str, more: dict[str, Any], folder: Path, tmp_path: Path) -> None:
     pack_images(folder, tmp_path / name)
     more = {key: str(tmp_path / value) if key in ("stage", "validation") else value for key, value in more.items()}
-    task = build("image_classification", {**SMALL, "data": data, "path": str(tmp_path / name), **more}, 8)
+    task = built("image_classification", {**SMALL, "data": data, "path": str(tmp_path / name), **more}, 8)
     losses = train(task, 3, 8)
     checked = validate(task, "fp32", CPU, Ranks())
     task.close()
@@ -203,7 +196,7 @@ def test_damaged_images_are_counted_in_the_task(folder: Path, tmp_path: Path) ->
         member = tarfile.TarInfo("class_0/bad.jpg")
         member.size = 3
         archive.addfile(member, io.BytesIO(b"bad"))
-    task = build("image_classification", {**SMALL, "data": "webdataset", "path": str(tmp_path / "set.tar"), "on_damaged": "skip"}, 11)
+    task = built("image_classification", {**SMALL, "data": "webdataset", "path": str(tmp_path / "set.tar"), "on_damaged": "skip"}, 11)
     train(task, 3, 11)
     task.close()
     assert task.damaged is not None and list(task.damaged().values()) == ["no image of a known format"]
@@ -226,7 +219,7 @@ def test_what_does_not_fit_together_is_said(params: dict[str, Any], message: str
     Image.new("L", (40, 40)).save(tmp_path / "elsewhere" / "0.png")
     places = {"SET": str(folder), "OTHER": str(tmp_path)}
     with pytest.raises(InputError, match=f"(?s){message}"):
-        build("image_classification", {**SMALL, **{key: places.get(str(value), value) for key, value in params.items()}}, 8)
+        built("image_classification", {**SMALL, **{key: places.get(str(value), value) for key, value in params.items()}}, 8)
 
 
 def test_without_dali_the_error_says_what_to_install(folder: Path) -> None:
@@ -234,9 +227,9 @@ def test_without_dali_the_error_says_what_to_install(folder: Path) -> None:
         import nvidia.dali  # noqa: F401
     except ImportError:
         with pytest.raises(EnvironmentUnfitError, match="NVIDIA DALI, which is not installed"):
-            build("image_classification", {**SMALL, "data": "dali", "path": str(folder)}, 8)
+            built("image_classification", {**SMALL, "data": "dali", "path": str(folder)}, 8)
         return
-    task = build("image_classification", {**SMALL, "data": "dali", "path": str(folder)}, 8)
+    task = built("image_classification", {**SMALL, "data": "dali", "path": str(folder)}, 8)
     images, labels = next(task.batches)
     assert (images.dtype, images.shape, labels.shape) == (torch.uint8, (8, 3, 32, 32), (8,))
     assert len(train(task, 6, 8)) == 6
@@ -249,13 +242,13 @@ def test_dali_reads_every_image_as_often_as_asked_and_not_class_by_class(folder:
     modules = {"nvidia": MagicMock(), "nvidia.dali": dali, "nvidia.dali.plugin": MagicMock(), "nvidia.dali.plugin.pytorch": torch_s}
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    task = build("image_classification", {**SMALL, "data": "dali", "path": str(folder), "passes": 3}, 8)
+    task = built("image_classification", {**SMALL, "data": "dali", "path": str(folder), "passes": 3}, 8)
     asked, store = dali.fn.readers.file.call_args.kwargs, FolderStore(folder)
     images = [(store.name(position), label) for position, label in enumerate(store.labels.tolist())]
     assert sorted(zip(asked["files"], asked["labels"], strict=True)) == sorted(3 * images)
     assert asked["labels"] != sorted(asked["labels"]) and task.facts.samples_per_epoch == 3 * len(images)
     with pytest.raises(InputError, match="classes"):
-        build("image_classification", {**SMALL, "data": "dali", "path": str(folder), "classes": 2}, 8)
+        built("image_classification", {**SMALL, "data": "dali", "path": str(folder), "classes": 2}, 8)
     with pytest.raises(ValidationError, match="no stage, on_damaged with data = 'dali'"):
         ImageParams.model_validate({"data": "dali", "stage": "/dev/shm", "on_damaged": "skip"})
 
@@ -269,7 +262,7 @@ def test_the_learning_rate_of_goyal_et_al() -> None:
 
 
 def test_the_schedule_of_goyal_et_al_decays_no_normalisation(folder: Path) -> None:
-    task = build(
+    task = built(
         "image_classification", {**SMALL, "path": str(folder), "schedule": "goyal", "learning_rate": 0.1, "weight_decay": 1e-4}, 16
     )
     decayed, free = task.optimizer.param_groups
@@ -289,7 +282,7 @@ def test_zero_gamma_starts_blocks_as_identities() -> None:
 
 
 def test_label_smoothing_raises_the_lowest_loss(folder: Path) -> None:
-    plain, smooth = (build("image_classification", {**SMALL, "path": str(folder), "label_smoothing": value}, 8) for value in (0.0, 0.1))
+    plain, smooth = (built("image_classification", {**SMALL, "path": str(folder), "label_smoothing": value}, 8) for value in (0.0, 0.1))
     certain = torch.nn.Identity()
     images, labels = next(plain.batches)
     certain.forward = lambda _: torch.nn.functional.one_hot(labels, 4).float() * 50  # type: ignore[method-assign]
@@ -298,7 +291,7 @@ def test_label_smoothing_raises_the_lowest_loss(folder: Path) -> None:
 
 def test_what_a_compressed_image_is_worth() -> None:
     """Over held-out images: all of them or so many batches, the same as of the network's own output; bits by the precision."""
-    task = build("image_compression", {"width": 4, "images": 64, "held_out": 24}, 8)
+    task = built("image_compression", {"width": 4, "images": 64, "held_out": 24}, 8)
     assert task.quality is not None and task.validation is not None
     task.model.eval()
     with torch.no_grad():
@@ -334,7 +327,7 @@ def test_quality_goes_to_the_record(tmp_path: Path, make_point: MakePoint, value
 def test_quality_that_cannot_be_measured_has_the_reason(tmp_path: Path, make_point: MakePoint, kind: type[Exception]) -> None:
     """Its failure, whatever a workload raises, costs neither the measurement nor the loss."""
     worker = Worker(tmp_path, make_point(mode="train"))
-    task = build("image_compression", {"width": 4, "images": 64, "held_out": 8}, 8)
+    task = built("image_compression", {"width": 4, "images": 64, "held_out": 8}, 8)
 
     def fails(most: int | None) -> dict[str, Metric]:
         raise kind("no room for the windows")

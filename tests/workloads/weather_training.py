@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ import torch
 
 from caraml.engine.step import Step, make_step
 from caraml.suite.model import Point
-from caraml.workloads import load_workload
-from caraml.workloads.base import BuildContext, Task
+from caraml.workloads.base import Task
 from caraml.workloads.weather import prepare_weather
+from tests.tasks import built
 
 
 @dataclass
@@ -38,21 +37,10 @@ def train(name: str, folder: Path | None, params: dict[str, Any], *, steps: int,
 
     They are read in this process: what loader processes do is tested with the loader.
     """
-    workload = load_workload(name)
     if folder is not None and not folder.exists():
         prepare_weather(name, folder)
     data = {"folder": str(folder), "workers": 0} if folder is not None else {"data": "synthetic-device"}
-    context = BuildContext(
-        params=workload.params.model_validate({**data, **params}),
-        device=torch.device("cpu"),
-        rank=0,
-        world=1,
-        processes_on_node=1,
-        micro_batch=batch,
-        seed=0,
-        phase=lambda _: nullcontext(),
-    )
-    task = workload.build(context)
+    task = built(name, {**data, **params}, batch)
     names = {"suite": "t", "benchmark": "t", "workload": name, "params": {}, "system": "local", "device": "cpu", "software": "t"}
     point = Point(**names, device_class="cpu", mode=mode, global_batch=batch, micro_batch=batch)
     step = make_step(task, point, torch.device("cpu"))
