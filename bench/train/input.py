@@ -26,6 +26,7 @@ from turns import median, ratio
 
 from caraml.data.loader import stream
 from caraml.workloads import make_torchvision_importable
+from caraml.workloads.image_classification import IMAGENET_IMAGES
 from caraml.workloads.image_classification.images import synthetic_images
 
 
@@ -55,7 +56,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    loaders = {"original": original(asked.file, asked.batch), "CARAML": stream(synthetic_images(), asked.batch, workers=0)}
+    ours = synthetic_images(1000, 224, IMAGENET_IMAGES)
+    loaders = {"original": original(asked.file, asked.batch), "CARAML": stream(ours, asked.batch, workers=0)}
     seconds: dict[str, list[float]] = {name: [] for name in loaders}
     for number in range(asked.rounds + 1):
         for name in random.sample(list(loaders), len(loaders)):

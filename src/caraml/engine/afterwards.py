@@ -63,7 +63,7 @@ def validate(
     task.model.eval()
     totals = torch.zeros(3, dtype=torch.float64)
     with torch.no_grad(), autocast(precision, device):
-        judged = [_judged(task, batch) for batch in watch(own)]
+        judged = [task.judge(task.model, batch) if task.judge is not None else _summed(task, batch) for batch in watch(own)]
     if judged:
         totals = torch.stack(judged).cpu().double().sum(0)  # on the host: not every accelerator has numbers of 64 bits
     task.model.train()
@@ -81,11 +81,6 @@ def agree_on_statistics(model: torch.nn.Module, ranks: Ranks) -> None:
     means = ranks.mean(torch.cat([buffer.detach().flatten().float() for buffer in buffers]).cpu())
     for buffer, mean in zip(buffers, means.split([buffer.numel() for buffer in buffers]), strict=True):
         buffer.copy_(mean.view_as(buffer))
-
-
-def _judged(task: Task, batch: Any) -> torch.Tensor:
-    """``[sum of losses, number right, number]`` of a batch's samples, none of them right where the task has no judge."""
-    return task.judge(task.model, batch) if task.judge is not None else _summed(task, batch)
 
 
 def _summed(task: Task, batch: Any) -> torch.Tensor:

@@ -27,7 +27,7 @@ from caraml.engine.steps import Step, StepOutcome
 from caraml.suite.model import Point
 
 WORTH = 0.98
-"""Share of torch's time below which the other kernel is taken."""
+"""Share of the usual time below which another way to do the same is taken."""
 _FEWEST_TURNS, _MOST_TURNS, _TURNS_SECONDS = 3, 20, 0.2
 """Work is timed in at least so many turns, and in further ones until so much time has passed."""
 

@@ -17,6 +17,7 @@ from caraml.base.format import human
 from caraml.engine.device import CudaGraph, Device
 from caraml.engine.precision import autocast, freeze
 from caraml.engine.ranks import copies, exchange_copies
+from caraml.engine.replacement import WORTH
 from caraml.engine.steps import Batches, Step, StepOutcome, rates
 from caraml.suite.model import Point
 from caraml.workloads.base import Task
@@ -37,8 +38,6 @@ LONG = 0.1
 """Seconds of a step that no launching takes: `auto` does not try for so long what is clear."""
 LAUNCHING = 0.8
 """Share of a step's time that launching it takes from which on the device is taken to wait for the host."""
-_WORTH = 0.98
-"""Share of the usual step's time that a replay must stay below."""
 
 Passes = Callable[[Iterator[Any]], torch.Tensor]
 """Forward and backward passes over micro-batches, and the update; the mean loss. Launches everything, and waits for nothing."""
@@ -354,7 +353,7 @@ class GraphedPasses:
             self._graph.synchronize()
             seconds = (time.perf_counter() - self._begin) / TRIALS
             self.told |= {"graph_seconds": seconds, "why": f"{human(seconds, 's')} instead of {human(self._usual_seconds, 's')}"}
-            if seconds < _WORTH * self._usual_seconds:
+            if seconds < WORTH * self._usual_seconds:
                 self._act = self._replayed
             else:
                 self._leave(f"no faster: {human(seconds, 's')} instead of {human(self._usual_seconds, 's')}")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 IMAGENET_IMAGES = 1_281_167
-"""Images of ImageNet's training set, the epoch that energies are scaled to (the CARAML slides use this number and 10^6)."""
+"""Images of ImageNet's training set: an epoch of random ones, and the one that energies are scaled to (CARAML's slides also use 10^6)."""
 
 
 class Params(FrozenModel):
@@ -254,11 +254,11 @@ def _network(params: Params) -> torch.nn.Module:
 
 def _open(ctx: BuildContext[Params]) -> tuple[BatchSource, Callable[[], dict[str, str]]]:
     """Training batches with the held-out images, if there are any, and the damaged files of both, with what is wrong with them."""
-    from caraml.workloads.image_classification.images import IMAGENET_SAMPLES, HeldOut, synthetic_images
+    from caraml.workloads.image_classification.images import HeldOut, synthetic_images
 
     params = ctx.params
     if params.data in ("synthetic", "synthetic-device"):
-        made = synthetic_images(params.classes, params.image_size, params.samples or IMAGENET_SAMPLES, seed=ctx.seed)
+        made = synthetic_images(params.classes, params.image_size, params.samples or IMAGENET_IMAGES, seed=ctx.seed)
         source = open_source(made, ctx, workers=params.workers, resident=params.data == "synthetic-device")
         return source, dict
     if params.data == "dali":

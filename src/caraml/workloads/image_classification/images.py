@@ -27,8 +27,6 @@ from caraml.workloads.image_classification.store import FolderStore, ImageStore,
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Mean of ImageNet's training images per channel (red, green, blue), levels from 0 to 1; torchvision's reference values."""
 IMAGENET_STD = (0.229, 0.224, 0.225)
-IMAGENET_SAMPLES = 1_281_167
-"""Training images of ImageNet, the length of an epoch of random ones."""
 _MOST_IN_A_ROW = 100
 """Damaged images one after the other beyond which there is no point in looking for a whole one."""
 
@@ -288,7 +286,7 @@ def _below_wrappers(folder: Path) -> Path:
     return folder
 
 
-def synthetic_images(classes: int = 1000, size: int = 224, samples: int = IMAGENET_SAMPLES, seed: int = 0) -> Synthetic:
+def synthetic_images(classes: int, size: int, samples: int, seed: int = 0) -> Synthetic:
     """Images of uniformly random bytes: uint8 (3, ``size``, ``size``) and a random class."""
     return Synthetic("images", functools.partial(_random_image, classes, size), samples, seed, classes=classes, size=size)
 

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line
 from caraml.base.format import count
 from caraml.base.limits import LINE, read_text
-from caraml.workloads.weather.netcdf import NetcdfFiles
+from caraml.workloads.weather.netcdf import FloatArray, NetcdfFiles
 
 Split = Literal["train", "validation"]
 Sample = tuple[torch.Tensor, ...]
@@ -151,10 +150,7 @@ def _from_yaml(text: str) -> Any:
         raise ValueError(str(error)) from error
 
 
-Array = npt.NDArray[np.float32]
-
-
-def smooth(rng: np.random.Generator, shape: tuple[int, ...], length: float = 8.0, axes: int = 2) -> Array:
+def smooth(rng: np.random.Generator, shape: tuple[int, ...], length: float = 8.0, axes: int = 2) -> FloatArray:
     """Gaussian noise of mean 0 and deviation 1, float32, smooth and periodic along its last ``axes`` axes with a correlation ``length``
     in grid points; along the others it is independent."""
     over = tuple(range(len(shape) - axes, len(shape)))

@@ -206,13 +206,9 @@ def pinball_loss(predicted: torch.Tensor, truth: torch.Tensor, quantiles: tuple[
     ``predicted`` (B, Q, H, W) and ``truth`` (B, 1, H, W). Its expectation is least where ``predicted`` is the quantile (Koenker and
     Bassett, Econometrica 46, 1978)."""
     error = truth - predicted
-    levels = _levels(quantiles, error)
+    # (1, Q, 1, 1), filled on the device: a copy from the host would synchronise every step.
+    levels = torch.cat([torch.full((1, 1, 1, 1), level, device=error.device, dtype=error.dtype) for level in quantiles], 1)
     return torch.maximum(levels * error, (levels - 1) * error).mean()
-
-
-def _levels(quantiles: tuple[float, ...], like: torch.Tensor) -> torch.Tensor:
-    """(1, Q, 1, 1), filled on the device: a copy from the host would synchronise every step."""
-    return torch.cat([torch.full((1, 1, 1, 1), level, device=like.device, dtype=like.dtype) for level in quantiles], 1)
 
 
 def build(ctx: BuildContext[TemperatureParams]) -> Task:
