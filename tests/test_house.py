@@ -133,7 +133,7 @@ LINES = {
     "campaign": 1_722,
     "cli": 1_628,
     "data": 794,
-    "engine": 5_261,
+    "engine": 5_255,
     "launch": 1_887,
     "metrics": 1_017,
     "power": 5_163,
@@ -144,7 +144,7 @@ LINES = {
     "system": 3_602,
     "verify": 1_066,
     "worker": 2_907,
-    "workloads": 8_339,
+    "workloads": 8_329,
 }
 FILES = 200
 
