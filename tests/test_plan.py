@@ -219,12 +219,14 @@ def test_a_login_node_whose_jobs_alone_have_torch_plans_all_but_memory(tmp_path:
         assert machine_of(system, "slurm").software == f"caraml {__version__}, torch {torch}"
 
 
-def test_plan_says_once_and_in_one_line_what_keeps_points_from_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_keeps_points_from_running_is_said_once_and_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local = load_system("local")
-    image = Container(runtime="apptainer", image=str(tmp_path / "x.sif"))
-    jobs = local.site.model_copy(update={"scheduler": Scheduler(max_minutes=60, exclusive=True), "container": image})
-    monkeypatch.setattr("caraml.cli.asked.load_system", lambda *_: local.model_copy(update={"site": jobs}))
-    code, text = planned(tmp_path, "gpt", '{ preset = "4M" }\nmeasure.timeout_seconds = 7200', "--launcher", "print")
-    assert code == 2 and "\ufffd" not in text
-    assert text.count("refused: ") == 2 and "x.sif" in text
-    assert text.count("b2 fp32: timeout_seconds = 7200 is 120 min; jobs here end after 60 min (scheduler.max_minutes); next step") == 1
+    site = local.site.model_copy(update={"scheduler": Scheduler(max_minutes=60, exclusive=True)})
+    imaged = site.model_copy(update={"container": Container(runtime="apptainer", image=str(tmp_path / "x.sif"))})
+    late, absent = "timeout_seconds = 7200 is 120 min; jobs here end after 60 min (scheduler.max_minutes); next", "container.image: no file"
+    for jobs, why in ((site, late), (imaged, absent)):
+        monkeypatch.setattr("caraml.cli.asked.load_system", lambda *_, jobs=jobs: local.model_copy(update={"site": jobs}))
+        code, text = planned(tmp_path, "gpt", '{ preset = "4M" }\nmeasure.timeout_seconds = 7200', "--launcher", "print")
+        assert code == 2 and "\ufffd" not in text and text.count("refused: ") == 1 == text.count(f"refused: one b2 fp32: {why}")
+        ran = CliRunner().invoke(app, ["run", str(tmp_path / "given.toml"), "--launcher", "print", "--out", str(tmp_path / "results")])
+        assert f"one b2 fp32: failed: {why}" in ran.output and "nothing was started" in ran.output

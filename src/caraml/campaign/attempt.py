@@ -15,7 +15,7 @@ from caraml.base.files import write_file, write_new
 from caraml.base.format import count
 from caraml.campaign import Campaign
 from caraml.engine.instruments import BUSY_SHARE, NO_SHARE, CpuTime, cpu_time_of_children, share_of_others
-from caraml.launch import Job, JobState, Launcher
+from caraml.launch import Job, JobState, Launcher, container
 from caraml.launch.script import SCRIPT, Recipe, program_script
 from caraml.metrics.energy import ENERGY_METRICS, NO_ENERGY, POWER_METRICS
 from caraml.metrics.model import Metric, unknown
@@ -247,11 +247,14 @@ def unmet(campaign: Campaign, needs: Iterable[str]) -> str | None:
 
 
 def files_of(campaign: Campaign, point: Point, folder: Path) -> dict[str, str]:
-    """The script of a point and what else its job reads, by name, for an attempt's folder, which need not be there."""
+    """The script of a point and what else its job reads, by name, for an attempt's folder, which need not be there. Raises ``InputError``
+    where the site lacks its image, or asks for something impossible."""
     params = Params.model_validate(point.params) if point.workload == "command" else None
     elsewhere, suite_folder, site = campaign.options.elsewhere, campaign.suite_folder, campaign.system.site
     if params is not None and campaign.is_light(params):
         return {SCRIPT: program_script(point, params, folder.absolute(), suite_folder, needed_by(campaign, point))}
+    if elsewhere is None:
+        container.check(site.container)
     home = folder.resolve() if elsewhere is None else elsewhere.path(folder)
     files: dict[str, str] = {} if params is not None or campaign.system.name == LOCAL else {GIVEN: given(campaign.system)}
     if params is not None:

@@ -21,7 +21,7 @@ from caraml.base.format import count
 from caraml.campaign import Campaign
 from caraml.campaign.attempt import accepted, files_of, lacking
 from caraml.campaign.machine import machine_of, shortest, time_taken
-from caraml.launch import container, queue
+from caraml.launch import queue
 from caraml.launch.launchers import beforehand
 from caraml.launch.script import SCRIPT
 from caraml.launch.slurm import SlurmLauncher
@@ -151,17 +151,12 @@ def _earlier(campaign: Campaign, workloads: set[str]) -> tuple[dict[str, float],
 
 def _scripts(campaign: Campaign, points: Sequence[Point]) -> tuple[dict[str, tuple[int, str]], list[str], str | None]:
     """One script of each kind, what the scheduler says to it, and why it is not asked."""
-    objections = []
-    try:
-        if points and campaign.options.elsewhere is None:
-            container.check(campaign.system.site.container)
-    except InputError as error:
-        objections.append(error.line)
     silent = queue.silence() if points and isinstance(campaign.launcher, SlurmLauncher) else None
     kinds: dict[tuple[object, ...], list[Point]] = {}
     for point in points:
         kinds.setdefault((point.workload, point.nodes, point.devices, point.measure.timeout_seconds), []).append(point)
     found: dict[str, tuple[int, str]] = {}
+    objections = []
     for alike in kinds.values():
         point = alike[0]
         try:
