@@ -130,7 +130,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 4_040,
     "base": 3_090,
-    "campaign": 1_722,
+    "campaign": 1_720,
     "cli": 1_628,
     "data": 794,
     "engine": 5_255,
