@@ -39,6 +39,14 @@ def test_max_steps_end_a_window() -> None:
     assert look((), [0.1] * 12, 12, 1.2, policy).stop
 
 
+@pytest.mark.parametrize("n", [12, 100])
+def test_a_window_of_few_steps_after_very_many_ends_with_a_verdict(n: int) -> None:
+    """What came before was averaged to blocks longer than half the window, whose mean was divided by 0."""
+    before, policy = [0.001] * 60_000 + [0.00101] * 3, POLICY.model_copy(update={"max_steps": n})
+    window = [0.001, 0.001001] * (n // 2)
+    assert look(before, window, n, 0.001 * n, policy).stop and judge(before, window, policy) == []
+
+
 def test_too_few_finished_steps_are_no_verdict() -> None:
     verdict = look((), [0.5] * 3, 40, 1.0, POLICY)
     assert not verdict.stop and verdict.interval is None

@@ -618,7 +618,7 @@ FAULTS = [
         "an interval that ignores autocorrelation",
         STATS,
         "    half = max(quantile * math.sqrt(variance / n), edge)\n",
-        "    half = 1.96 * float(x.std(ddof=1)) / math.sqrt(x.size)\n",
+        "    half = 1.96 * math.sqrt(alone / n)\n",
         (T_STATS, T_COVERAGE),
     ),
     Fault(

@@ -29,6 +29,8 @@ DRIFTING = 0.01
 """Error of the test whether the very slowest has more power than the ``SLOWEST`` after it, as of a trend or a jump."""
 BLOCKS = 512
 """Steps of a long series are first averaged to about so many blocks: what is slow is not changed by that."""
+LONGER = 31
+"""How many times the window's steps count of those before it, at most: so a window of 16 steps or more has 16 blocks of its own."""
 ALIKE = 1e-6
 """Relative spread below which steps are the same: what is left is the rounding of clocks, which has stretches of no spread at all."""
 
@@ -112,14 +114,15 @@ class Blocks:
         """Of the window's mean: see :func:`mean_interval`."""
         if self.n < 4:
             return Interval(self.mean, -math.inf, math.inf, self.n, 0.0)
-        known, n = self.steady, self.n
+        known, n, own = self.steady, self.n, self.means[self.window :]
         count = known.means.size * known.size
         alone = float(known.inside.mean() + known.means.var()) * count / (count - 1)
         if alone <= (ALIKE * self.mean) ** 2:
             half = math.sqrt(alone)
             return Interval(self.mean, self.mean - half, self.mean + half, n, float(n))
         variance, quantile = _long_run(known, (1 + confidence) / 2)
-        edge = (self.highest - self.mean) / n  # pauses in time with each other add up to nothing, but for the one at the window's end
+        # loads and pauses in time with each other add up to nothing, but for what the window's ends cut: at most how far their sum swings
+        edge = float(np.ptp(np.cumsum(own - own.mean()))) * self.size / n
         half = max(quantile * math.sqrt(variance / n), edge)
         return Interval(self.mean, self.mean - half, self.mean + half, n, n * (min(alone / variance, 1.0) if variance else 1.0))
 
@@ -154,9 +157,10 @@ def corrected(count: int) -> float:
 
 def blocks(series: Series, before: Series = ()) -> Blocks:
     """Blocks of a series and of the values just before it. Raises ``ValueError`` for an empty series."""
-    x, earlier = np.asarray(series, dtype=np.float64), np.asarray(before, dtype=np.float64)
+    x = np.asarray(series, dtype=np.float64)
     if not x.size:
         raise ValueError("an interval of the mean needs at least one value")
+    earlier = np.asarray(before, dtype=np.float64)[-LONGER * x.size :]
     size = max((x.size + earlier.size) // BLOCKS, 1)
     parts = [part[part.size % size :].reshape(-1, size) for part in (earlier, x)]
     means = np.concatenate([part.sum(axis=1) for part in parts]) / size
