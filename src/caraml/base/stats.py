@@ -121,8 +121,9 @@ class Blocks:
             half = math.sqrt(alone)
             return Interval(self.mean, self.mean - half, self.mean + half, n, float(n))
         variance, quantile = _long_run(known, (1 + confidence) / 2)
-        # loads and pauses in time with each other add up to nothing, but for what the window's ends cut: at most how far their sum swings
-        edge = float(np.ptp(np.cumsum(own - own.mean()))) * self.size / n
+        # loads and pauses in time with each other add up to nothing, but for what the window's ends cut: at most how far their sum swings;
+        # about the mean of all steps, so that the sum ends at what those before the first block have
+        edge = float(np.ptp(np.cumsum(np.append(0.0, own - self.mean)))) * self.size / n
         half = max(quantile * math.sqrt(variance / n), edge)
         return Interval(self.mean, self.mean - half, self.mean + half, n, n * (min(alone / variance, 1.0) if variance else 1.0))
 
@@ -172,9 +173,9 @@ def blocks(series: Series, before: Series = ()) -> Blocks:
 def mean_interval(series: Series, confidence: float = 0.95, *, before: Series = ()) -> Interval:
     """Mean of a series with its confidence interval, which allows for memory between steps and for slow changes.
 
-    ``before``: the values just before the series. From where both together are steady they help to tell how much the machine changes, since
-    slow changes show in a long series only. Fewer than four values carry no usable variance: the interval is then infinite, which no stop
-    rule accepts. Raises ``ValueError`` for an empty series.
+    ``before``: the values just before the series, of which the last ``LONGER`` times as many count. From where both together are steady
+    they help to tell how much the machine changes, since slow changes show in a long series only. Fewer than four values carry no usable
+    variance: the interval is then infinite, which no stop rule accepts. Raises ``ValueError`` for an empty series.
     """
     return blocks(series, before).interval(confidence)
 
