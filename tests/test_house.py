@@ -129,7 +129,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 4_040,
-    "base": 3_094,
+    "base": 3_095,
     "campaign": 1_720,
     "cli": 1_628,
     "data": 794,
