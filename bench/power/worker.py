@@ -49,7 +49,8 @@ def caraml() -> Callable[[], Stop]:
 def caraml_power() -> Callable[[], Stop]:
     """CARAML's meter on the power reading alone, as for devices that have no counter."""
     from caraml.power import Meter
-    from caraml.power.energy import ChannelReadings, domain_energy
+    from caraml.power.energy import domain_energy
+    from caraml.power.readings import ChannelReadings
 
     meter = Meter(["nvml"])
     meter.start()

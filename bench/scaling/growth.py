@@ -146,8 +146,9 @@ def long_run(steps: int) -> dict[str, float]:
 
 def long_metering(readings: int) -> dict[str, float]:
     """In this process: memory held by so many readings of two channels at 100 ms, and the highest while they become energy and a table."""
-    from caraml.power.energy import ChannelReadings, window_energy
+    from caraml.power.energy import window_energy
     from caraml.power.model import Channel, Reading
+    from caraml.power.readings import ChannelReadings
     from caraml.power.store import ROW, ReadingStore
     from caraml.results.rows import write_table
 

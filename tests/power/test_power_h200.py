@@ -20,9 +20,10 @@ from sensors import channel
 
 from caraml.power import Meter
 from caraml.power.counter import counter_energy
-from caraml.power.energy import ChannelReadings, domain_energy
+from caraml.power.energy import domain_energy
 from caraml.power.integral import power_energy
 from caraml.power.model import ChannelEnergy
+from caraml.power.readings import ChannelReadings
 from caraml.power.sampler import available_sources
 from caraml.power.source import BUILT_IN, AskedSensors
 from caraml.power.store import ReadingSeries, SeriesEstimate, interpolate

@@ -16,8 +16,9 @@ import trees
 
 from caraml.base.errors import InputError
 from caraml.power import Meter
-from caraml.power.energy import ChannelReadings, window_energy
+from caraml.power.energy import window_energy
 from caraml.power.model import HEADLINES, Channel, WindowEnergy
+from caraml.power.readings import ChannelReadings
 from caraml.power.source import BUILT_IN, Source, SourceUnavailable, UnknownDeviceError, create, timed
 from caraml.power.sources import files
 from caraml.power.sources.files import CraySource

@@ -6,16 +6,15 @@ Pure functions: the same readings always give the same numbers, during a run or 
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import compress, groupby
+from dataclasses import replace
 
-from caraml.power.counter import MARGIN, counter_energy, max_power
-from caraml.power.integral import power_energy, seen_period, standstill
-from caraml.power.model import BLOCKING, BOUNDARIES, HEADLINES, SOME, BoundaryEnergy, Channel, ChannelEnergy, WindowEnergy
+from caraml.power.counter import counter_energy
+from caraml.power.integral import power_energy
+from caraml.power.model import BLOCKING, BOUNDARIES, SOME, BoundaryEnergy, ChannelEnergy, WindowEnergy
+from caraml.power.readings import ChannelReadings, beyond_limit, moving, plausible
 from caraml.power.source import BUILT_IN
-from caraml.power.store import ReadingSeries, SeriesEstimate, silent
+from caraml.power.store import SeriesEstimate, silent
 
 MISMATCH, HIDDEN_MISMATCH = 0.10, 0.45
 """Counter and power integral that differ by more than this, relatively, and by more than ``SURE`` times both bounds, contradict each other;
@@ -31,30 +30,14 @@ SUMS = ("bound_j", "peak_w", "idle_j", "net_j", "net_bound_j")
 """What else adds up, beside the energy."""
 ALIKE = 1e-3
 """Two counters of a machine's platform that differ by no more than this, relatively, or than their bounds, steps included, may be one."""
-NOTHING = "it showed 0 W or less"
 ONLY_APPARENT = "the sensor gives apparent power only, which is not what is used"
-
-
-@dataclass(slots=True)
-class ChannelReadings:
-    """One channel with its readings around a window, and how many were missed inside it."""
-
-    channel: Channel
-    series: ReadingSeries
-    missed: int = 0
-    error: str | None = None
-    interval_s: float = 0.1
-    busy: bool = False
-    """What ran did so until the end of the window, as it did in it."""
-    frozen: bool = False
-    """Readings were left out that repeated one power."""
 
 
 def domain_energy(views: list[ChannelReadings], start: float, end: float) -> ChannelEnergy:
     """Energy of one domain from all channels that show it: the counter is the result, power the cross-check."""
     counter = next((m for m in views if m.channel.kind == "energy"), None)
     alone = counter is None or silent(counter.series, start, end) is not None
-    views = [m if m is counter else _moving(_plausible(m, start, end, alone=alone), start, end) for m in views]
+    views = [m if m is counter else moving(plausible(m, start, end, alone=alone), start, end) for m in views]
     apparent = next((m for m in views if m.channel.kind == "apparent_va"), None)
     views = [m for m in views if m is not apparent]
     powers = sorted((m for m in views if m.channel.kind != "energy"), key=lambda m: m.channel.kind != "power_instant")
@@ -81,7 +64,7 @@ def domain_energy(views: list[ChannelReadings], start: float, end: float) -> Cha
             chosen, estimate = power, by_power
             estimate.flags |= by_counter.flags
     result = _described(chosen, estimate, start, end)
-    if chosen is power and _beyond_limit(power, start, end):
+    if chosen is power and beyond_limit(power, start, end):
         result.flags = sorted({*result.flags, "beyond_limit"})
     result.missed = sum(m.missed for m in views)
     # An instantaneous reading knows peaks best, a counter over a few updates next, a mean over a second least.
@@ -104,50 +87,6 @@ def _with_apparent(result: ChannelEnergy, apparent: ChannelReadings, start: floa
         assert seen.bound_j is not None, "an integral has its bound"
         result.mean_va, result.bound_va, result.peak_va = seen.energy_j / (end - start), seen.bound_j / (end - start), seen.peak_w
     return result
-
-
-def _plausible(measured: ChannelReadings, start: float, end: float, *, alone: bool) -> ChannelReadings:
-    """The readings of power without those beyond any plausible power, which count as missed: some drivers and controllers show all ones
-    for a moment. Where one does so in the window for longer than it holds one value, the power is that high, and the limit is wrong.
-    Nor does an accelerator or a processor that is on draw 0 W or less, as some drivers answer where they cannot; an outlet may. A sensor
-    that shows nothing else contradicts the counter beside it, unless it is ``alone``, as where that is silent."""
-    series, channel = measured.series, measured.channel
-    highest = MARGIN * max_power(channel)
-    kept = [value <= highest for value in series.value]
-    runs = [list(run) for plausible, run in groupby(range(len(kept)), kept.__getitem__) if not plausible]
-    held = ((series.t[run[0]], series.t[run[-1]]) for run in runs)
-    if any(first <= end and last >= start and last - first > seen_period(series, channel) for first, last in held):
-        kept = [True] * len(kept)
-    nothing = channel.boundary in HEADLINES and min(series.value, default=1.0) <= 0 and (alone or max(series.value) > 0)
-    if nothing:
-        kept = [keep and value > 0 for keep, value in zip(kept, series.value, strict=True)]
-    return _without(measured, kept, start, end, NOTHING if nothing else None)
-
-
-def _moving(measured: ChannelReadings, start: float, end: float) -> ChannelReadings:
-    """The readings of power without those by which a sensor repeats a value for longer than it does elsewhere: then it hangs, or what reads
-    it answers the last value where it cannot. The first stays."""
-    if (still := standstill(measured.series, measured.channel, start, end)) is None:
-        return measured
-    (first, last), series = still, measured.series
-    kept = [not first < i <= last for i in range(len(series))]
-    error = f"it repeated {series.value[first]:.4g} W for {series.t[last] - series.t[first]:.3g} s"
-    return replace(_without(measured, kept, start, end, None), error=error, frozen=True)
-
-
-def _without(measured: ChannelReadings, kept: list[bool], start: float, end: float, error: str | None) -> ChannelReadings:
-    """Those of the readings that are kept; the others of the window count as missed."""
-    if all(kept):
-        return measured
-    series = ReadingSeries(*(array("d", compress(c, kept)) for c in (measured.series.t, measured.series.half, measured.series.value)))
-    lost = measured.series.count(start, end) - series.count(start, end)
-    return replace(measured, series=series, missed=measured.missed + lost, error=measured.error or error)
-
-
-def _beyond_limit(measured: ChannelReadings, start: float, end: float) -> bool:
-    """Whether readings of the window that were kept are beyond any plausible power: the sensor, its unit or the limit is wrong."""
-    highest = MARGIN * max_power(measured.channel)
-    return any(start <= t <= end and value > highest for t, value in zip(measured.series.t, measured.series.value, strict=True))
 
 
 def _described(measured: ChannelReadings, estimate: SeriesEstimate, start: float, end: float) -> ChannelEnergy:
@@ -332,12 +271,13 @@ def add_up(total: BoundaryEnergy, parts: Sequence[ChannelEnergy | BoundaryEnergy
         setattr(total, name, added(getattr(part, name) for part in parts))
 
 
-def subtract_idle(channel: ChannelEnergy, idle: ChannelEnergy | None, duration: float, idle_duration: float) -> None:
-    """Add idle and net energy to ``channel``; gross energy stays what it is. An invalid baseline is not subtracted."""
+def subtract_idle(channel: ChannelEnergy, idle: ChannelEnergy | None, duration: float, idle_duration: float, *, busy: bool = False) -> None:
+    """Add idle and net energy to ``channel``; gross energy stays what it is. An invalid baseline is not subtracted. ``busy``: the hardware
+    worked all the time, so its power cannot be that at rest; of any other window it can, as of a GPU that a program leaves alone."""
     if idle is None or idle.energy_j is None or idle.mean_w is None or BLOCKING & set(idle.flags):
         return
     powers = [of.mean_w or 0.0 for of in (idle, channel)] + [of.peak_w or 0.0 for of in (idle, channel)]
-    if channel.method == idle.method == "power_integral" and math.isclose(min(powers), max(powers)):
+    if busy and channel.method == idle.method == "power_integral" and math.isclose(min(powers), max(powers)):
         channel.flags = sorted({*channel.flags, "frozen"})
         channel.reason = f"the sensor showed {idle.mean_w:.4g} W at rest and under load, and nothing else"
     channel.idle_w = idle.mean_w
@@ -407,7 +347,8 @@ def window_energy(
     if idle is not None:
         before = {(c.source, c.id): c for c in idle.channels}
         for channel in window.channels:
-            subtract_idle(channel, before.get((channel.source, channel.id)), end - start, idle.duration_s)
+            busy = any(m.busy for m in domains[channel.source, channel.id])
+            subtract_idle(channel, before.get((channel.source, channel.id)), end - start, idle.duration_s, busy=busy)
     sum_domains(window, set(flags))
     return window
 

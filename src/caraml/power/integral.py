@@ -50,17 +50,6 @@ HELD_SHARE = 0.75
 """Share of the times for which a sensor was seen to hold a value that are no longer than its update period is taken to be. Two values that
 are equal by chance look like one that was held for twice as long."""
 
-BLOCK = 20
-"""So many values in a row tell how often a sensor moves, at the least."""
-FEWEST_BLOCKS, LEVELS = 2, 3
-"""So many blocks are needed to tell, and each needs this many different values: between two next to each other only a coarse one moves."""
-FINE, SWAY, MANY_BLOCKS = 0.002, 12, 5
-"""A sensor whose step is no more than this share of the power moves with any load. Of coarser ones those blocks count that sway by no more
-steps than this, since the load and not the sensor moves the others; it takes so many of them, and half as many values as are repeated."""
-MOVES_LESS, BY_CHANCE = 0.85, 1e-4
-"""A sensor is taken to move by this factor less often than where it was seen to do so least, and to repeat itself by chance in no more than
-this share of windows."""
-
 NOISE_WEIGHT = 0.7
 """Variance of the sum per squared residual, for readings that do not depend on each other. A residual is a reading minus
 the line between its neighbours and has 3/2 of the variance of a reading; the weights of stratified instants add 1/24:
@@ -77,7 +66,7 @@ def _lone_steps(changes: list[float]) -> list[bool]:
     return lone
 
 
-def _told_anew(t: Sequence[float], period: float) -> list[int]:
+def told_anew(t: Sequence[float], period: float) -> list[int]:
     """Indices of the readings that surely are new values: a sensor that holds its value for ``period`` [s] repeats it to whoever asks
     sooner, and with repeats the scatter would seem smaller than it is. The first reading and the last are always among them."""
     kept = [0]
@@ -98,7 +87,7 @@ def sampling_bound(t: list[float], power: list[float], period: float = 0.0) -> f
     """
     weight = NOISE_WEIGHT
     if period > 0:
-        told = _told_anew(t, period)
+        told = told_anew(t, period)
         # Those that are kept lie up to an interval further apart than the values are, and stand for as many as were seen.
         weight *= min(max(period * (len(told) - 1) / (t[-1] - t[0]), (len(told) - 1) / (len(t) - 1)), 1.0)
         t, power = [t[i] for i in told], [power[i] for i in told]
@@ -145,32 +134,6 @@ def seen_period(series: ReadingSeries, channel: Channel) -> float:
         return channel.update_period_s
     times = sorted(time for time, _ in held)
     return max(channel.update_period_s, times[int(HELD_SHARE * len(times))])
-
-
-def standstill(series: ReadingSeries, channel: Channel, start: float, end: float) -> tuple[int, int] | None:
-    """The first and the last reading of one value that the sensor repeats in the window for longer than it would, or ``None``.
-
-    How often it shows a new value is taken from all other readings, in the block of them where it does so least. A sensor that was still
-    anywhere else, as a coarse one under a steady load, may be still here.
-    """
-    if len(series) < FEWEST_BLOCKS * BLOCK:
-        return None
-    told = _told_anew(series.t, seen_period(series, channel))
-    value = [series.value[i] for i in told]
-    begins = [0, *(i for i in range(1, len(value)) if value[i] != value[i - 1]), len(value)]
-    runs = [(a, b) for a, b in pairwise(begins) if series.t[told[a]] < end and series.t[told[b - 1]] > start]
-    first, last = max(runs, key=lambda run: run[1] - run[0], default=(0, 0))
-    apart = [value[at : at + BLOCK] for part in (range(0, first), range(last, len(value))) for at in part[::BLOCK][: len(part) // BLOCK]]
-    step = min((abs(b - a) for block in apart for a, b in pairwise(block) if a != b), default=math.inf)
-    fewest: float = FEWEST_BLOCKS
-    if apart and step > FINE * abs(value[first]):
-        apart = [block for block in apart if max(block) - min(block) <= SWAY * step]
-        fewest = max(MANY_BLOCKS, (last - first) / (2 * BLOCK))
-    if len(apart) < fewest or any(len(set(block)) < LEVELS for block in apart):
-        return None
-    moves = min(sum(a != b for a, b in pairwise(block)) for block in apart) / (BLOCK - 1)
-    by_chance = len(value) * (1 - MOVES_LESS * moves) ** (last - first - 1)
-    return (told[first], told[last - 1]) if by_chance < BY_CHANCE else None
 
 
 def trapezoid(t: Sequence[float], power: Sequence[float]) -> float:

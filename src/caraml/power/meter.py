@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from caraml.base.errors import InputError
 from caraml.base.processes import node_key
 from caraml.power.counter import LAGS, patience
-from caraml.power.energy import ChannelReadings, boundary_energy, window_energy
+from caraml.power.energy import boundary_energy, window_energy
 from caraml.power.model import Channel, ChannelEnergy, WindowEnergy
+from caraml.power.readings import ChannelReadings
 from caraml.power.sampler import STALLED_S, Sampler
 from caraml.power.source import Source, SourceUnavailable, UnknownDeviceError, chosen_sources, create_all, entries, source_names
 from caraml.power.store import ROW, ReadingSeries, ReadingStore, Row
