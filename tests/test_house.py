@@ -136,7 +136,7 @@ LINES = {
     "engine": 5_255,
     "launch": 1_887,
     "metrics": 1_017,
-    "power": 5_163,
+    "power": 5_176,
     "reference": 515,
     "report": 4_903,
     "results": 3_426,
@@ -146,7 +146,7 @@ LINES = {
     "worker": 2_907,
     "workloads": 8_329,
 }
-FILES = 200
+FILES = 201
 
 
 def test_no_room_outgrows_its_lines() -> None:
