@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,6 +118,7 @@ def fake_torch(*names: str, uuids: tuple[str, ...] = (), cuda: str | None = "13.
             is_available=lambda: bool(properties), device_count=lambda: len(properties), get_device_properties=lambda i: properties[i]
         ),
         __version__="2.13.0",
+        __spec__=find_spec("torch"),
         version=SimpleNamespace(cuda=cuda, hip=hip, xpu=xpu),
         backends=SimpleNamespace(mps=off),
         xpu=off,

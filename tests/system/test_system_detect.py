@@ -385,8 +385,8 @@ def test_git_state(tmp_path: Path) -> None:
 
 def test_torch_is_not_imported() -> None:
     code = (
-        "import sys; import caraml.system.model, caraml.system.catalogue; from caraml.system.detect import detect, environment\n"
-        "detect(); environment(); print('torch' in sys.modules)"
+        "import sys; import caraml.system.model, caraml.system.catalogue; from caraml.system.detect import detect\n"
+        "from caraml.system.environment import environment; detect(); environment(); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]
