@@ -1,5 +1,5 @@
-"""Launchers by name, and the one that a job's handle belongs to; those that need no scheduler: local, and printed scripts; what can be
-refused before the first point, and the site's setup lines."""
+"""Launchers by name, and the one that a job's handle belongs to; those that need no scheduler: local, and printed scripts; the
+site's setup lines."""
 
 from __future__ import annotations
 

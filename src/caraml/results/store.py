@@ -4,6 +4,7 @@
     ROOT/suites/SUITE.json              the listing of its newest campaign: the suite's text and points, who asked, where it runs
     ROOT/suites/SUITE+HASH.json         the newest of a variant by --set; ...@ROUND.json an earlier one
     ROOT/runners/                       who runs campaigns now
+    ROOT/open/WORKLOAD-KEY.ATTEMPT      marks a loop of ``caraml.measure`` that has no record yet
     ROOT/index.jsonl                    table of contents; made from the files, never the truth
 
 An attempt never overwrites another: its folder appears whole, by a rename that only one can win, and the newest attempt with a whole
