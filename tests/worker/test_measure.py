@@ -19,12 +19,14 @@ import caraml
 from caraml.analysis.grouping import work_of
 from caraml.base.errors import InputError
 from caraml.engine.ranks import Ranks
+from caraml.engine.steps import RankSummary, StepTable
 from caraml.power.signals import Constant
 from caraml.results.record import Record
 from caraml.results.rows import read_table
 from caraml.results.store import Store
 from caraml.worker import measure as own_loop
 from caraml.worker import measure_record
+from caraml.worker.record import stopped
 from tests.worker.loops import EXAMPLE, QUICK, Twins, example, measured, only
 
 
@@ -66,11 +68,22 @@ def test_a_loop_that_was_suspended_within_its_window_is_invalid(tmp_path: Path) 
     """What goes on after a stop gets SIGCONT. A step does not show it: it is as long as any that waits."""
     with caraml.measure("stopped", out=tmp_path, policy=QUICK) as m:
         while m.step(4):
-            os.kill(os.getpid(), signal.SIGCONT)
+            os.kill(os.getpid(), signal.SIGCONT)  # in every step, and so in the longest
             time.sleep(0.005)
     assert m.record is not None and m.record.status == "invalid" and m.record.value("throughput")
     assert "suspended" in m.record.flags and "as when Slurm suspends a job" in (m.record.reason or "")
     assert "suspended" not in measured(tmp_path).flags
+
+
+@pytest.mark.parametrize(("resumed", "told"), [(5.5, False), (12.9, True), (25.5, False), (13.5, True), (-0.5, False)])
+def test_what_goes_on_without_a_stop_was_not_suspended(resumed: float, told: bool) -> None:
+    """Before it ends a job, Slurm sends SIGCONT with SIGTERM, which a loop may handle and go on. After a stop the step is a long one;
+    between steps nothing tells."""
+    rows = StepTable()
+    rows.chain("measure", 0.0, [*[1.0] * 10, 3.0], [0.0] * 11)
+    rows.chain("measure", 14.0, [1.0] * 9, [0.0] * 9)
+    mine = RankSummary(0.0, 24.0, rows, [], 1.0, 1.0, 0)
+    assert (stopped(mine, [2.5, resumed]) == ["suspended"]) is told
 
 
 def test_a_rate_of_uneven_items_is_not_called_precise(tmp_path: Path) -> None:
