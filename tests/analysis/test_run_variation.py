@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from run_factory import metric, repeats, run
 
-from caraml.analysis.estimate import SESSION_SD, SINGLE_RUN_SD, TYPICAL_SD, Z95, Estimate, Value, values
+from caraml.analysis.estimate import SINGLE_RUN_SD, TYPICAL_SD, Estimate, Value, values
 from caraml.analysis.grouping import same_work
+from caraml.analysis.observations import SESSION_SD
 from caraml.analysis.run_variation import INTERVAL, Array, estimates, estimates_of, mean_metric, ratios
-from caraml.base.stats import SMALLEST_SD, holm, t_critical
+from caraml.base.stats import SMALLEST_SD, Z95, holm, t_critical
 from caraml.metrics.model import Metric
 from caraml.reference import published
 from caraml.report.section import written

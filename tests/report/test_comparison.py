@@ -48,10 +48,10 @@ def test_an_estimate_carries_its_interval() -> None:
         (EfficiencyLimit(0.8, 13.5, 13.0, 15.9, False), "below efficiency 80 % beyond 14 devices (from 13 to 16)"),
         (EfficiencyLimit(0.8, 40.0, 30.0, None, True), "beyond 40 devices (from 30 on), extrapolated beyond what was measured"),
         (EfficiencyLimit(0.8, 40.0, 30.0, 2.8e14, True), "beyond 40 devices (from 30 on), extrapolated beyond what was measured"),
-        (EfficiencyLimit(0.8, 2.8e14, None, None, True), "efficiency 80 % is never reached by this fit (extrapolated)"),
+        (EfficiencyLimit(0.8, 2.8e14, None, None, True), "never below efficiency 80 % by this fit (extrapolated)"),
         (
             EfficiencyLimit(0.8, None, 90.0, None, True),
-            "efficiency 80 % is never reached by this fit (extrapolated); below it at the earliest beyond 90",
+            "never below efficiency 80 % by this fit (extrapolated), but may fall below it beyond 90 devices",
         ),
         (EfficiencyLimit(0.8, 6.3, None, None, False), "below efficiency 80 % beyond 6.3 devices ± ?"),
     ],

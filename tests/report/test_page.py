@@ -136,8 +136,14 @@ def test_the_best_of_the_summary_is_picked() -> None:
     lines = repeated([run(4, 1300.0), run(8, 1320.0), *(run(batch, 500.0) for batch in range(16, 160, 8))])
     (label, text) = dict(findings(lines))["Fastest"].split(": ")
     alone = dict(findings(lines[1:2]))["Fastest"]
-    assert " b8 " in label and text.endswith(" (picked from 20, by an interval for all, 1 other may be as good)")
-    assert alone.endswith(": 1,320 ± 12 % token/s") and text.startswith("1,320 ± 19 % token/s (picked"), (alone, text)
+    assert " b8 " in label and text.endswith(", by an interval that holds for all at once, 1 other may be as good)")
+    by_three = [run(batch, rate * share) for batch, rate in ((4, 1000.0), (8, 1006.0)) for share in (0.999, 1.0, 1.001)]
+    for at, record in enumerate(by_three):
+        record.metrics["throughput"] = record.metrics["throughput"].model_copy(update={"low": None, "high": None})
+        by_three[at] = record.model_copy(update={"point": record.point.model_copy(update={"repeat": at % 3})})
+    (good, text_of_two) = dict(findings(repeated(by_three)))["Fastest"].split(": ")
+    assert " b8 " in good and text_of_two.endswith(" at once)"), "as advise says, though intervals meet"
+    assert alone.endswith(": 1,320 ± 12 % token/s") and text.startswith("1,320 ± 19 % token/s (picked as the best of 20,"), (alone, text)
 
 
 def test_the_summary_says_how_good_what_is_best_and_what_to_do() -> None:

@@ -21,8 +21,9 @@ from typing import Literal, TypeAlias, get_args
 from caraml import METHOD_VERSION
 from caraml.analysis.baseline import SEVERAL, AcceptedPoint, Baseline, WorkRuns, surroundings
 from caraml.analysis.compare import family, loss_of
-from caraml.analysis.estimate import Estimate, Value, sessions_of, smallest_change, time_of, values
+from caraml.analysis.estimate import Estimate, Value, smallest_change, time_of, values
 from caraml.analysis.grouping import Difference, compare_facts, valid, why_not
+from caraml.analysis.observations import sessions_of
 from caraml.analysis.run_variation import ratios
 from caraml.base.errors import ExitCode
 from caraml.base.stats import holm

@@ -25,8 +25,9 @@ from statistics import fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from caraml.analysis.estimate import UNKNOWN, Estimate, Value, sessions_of, started, values
+from caraml.analysis.estimate import UNKNOWN, Estimate, Value, started, values
 from caraml.analysis.grouping import Difference, axes_of, compare_facts, facts, grouped, names, run_of, told_apart, valid, without
+from caraml.analysis.observations import sessions_of
 from caraml.analysis.run_variation import mean_of
 from caraml.base.stats import SMALLEST_SD
 from caraml.metrics.model import Direction, definition_of, see_known

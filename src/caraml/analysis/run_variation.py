@@ -38,24 +38,17 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from caraml.analysis.estimate import (
-    SINGLE_RUN_DOF,
-    SINGLE_RUN_SD,
-    TYPICAL_SD,
-    Z95,
-    Estimate,
+from caraml.analysis.estimate import SINGLE_RUN_DOF, SINGLE_RUN_SD, TYPICAL_SD, Estimate, Value, is_known_kind, values
+from caraml.analysis.observations import (
     Observations,
-    Value,
     in_common,
-    is_known_kind,
     machine_observations,
     most_dof,
     observations,
     sessions_of,
-    values,
     without_common,
 )
-from caraml.base.stats import t_critical
+from caraml.base.stats import Z95, t_critical
 from caraml.metrics.model import Metric
 from caraml.results.record import Record
 

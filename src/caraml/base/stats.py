@@ -34,6 +34,9 @@ LONGER = 31
 ALIKE = 1e-6
 """Relative spread below which steps are the same: what is left is the rounding of clocks, which has stretches of no spread at all."""
 
+Z95 = 1.959964
+"""Normal quantile of a two-sided interval of 95 %."""
+
 CLEAR = 0.4
 """Least height of the curve above its chord for an elbow. Normally distributed times stay below 0.3 (95 % of series of 20 to 1,000 steps);
 half of the steps delayed by up to their own length give 0.45, a tenth of them 0.8."""

@@ -10,7 +10,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from caraml.base.format import count
-from caraml.base.stats import t_critical
+from caraml.base.stats import Z95, t_critical
 from caraml.metrics.energy import NODE, joules, powers
 from caraml.metrics.model import METRICS, Epoch, Measured, Metric, Phase, scaled, steps_per_epoch, unit_of, unknown
 from caraml.power.model import HEADLINES, WindowEnergy
@@ -19,8 +19,6 @@ from caraml.suite.model import Point
 CHOICES = ("matmul", "batched_matmul", "dropout_masks")
 """Phases inside the first step that time kernels to choose among them."""
 TRAINING_PHASES = ("first_step", *CHOICES, "warm_up", "measure", "after")
-_Z = 1.959964
-"""Quantile of the normal distribution for 95 %."""
 _SHARES = ("loading_share", "training_share", "rest_share")
 _OF_APPLICATION = ("run_time", "run_energy", "run_node_energy", "action")
 TO_THE_END = ("runtime", *_SHARES, *_OF_APPLICATION)
@@ -243,7 +241,7 @@ def mean(name: str, values: Sequence[float], **more: Any) -> Metric:
     value, n = fmean(values), len(values)
     centre, half = value, t_critical(0.975, n - 1) * stdev(values) / math.sqrt(n) if n > 1 else 0.0
     if METRICS[name].shown == "percent" and set(values) <= {0.0, 1.0}:  # Wilson 1927: holds for shares near 0 and 1, too
-        weight = _Z**2 / n
+        weight = Z95**2 / n
         centre, half = (value + weight / 2) / (1 + weight), math.sqrt(weight * (value * (1 - value) + weight / 4)) / (1 + weight)
     ends = {"low": centre - half, "high": centre + half} if half else {}
     return Metric(value=value, unit=unit, n=n, **ends, **more)

@@ -10,9 +10,9 @@ from statistics import median
 from typing import Any
 
 from caraml.analysis.bottleneck import Partners, bottleneck
-from caraml.analysis.estimate import time_of, values
+from caraml.analysis.estimate import differs, pairs_of, time_of, values
 from caraml.analysis.grouping import counting, disturbances, valid
-from caraml.analysis.run_variation import INTERVAL, mean_of
+from caraml.analysis.run_variation import INTERVAL, estimates, mean_of
 from caraml.analysis.table import Steps, flat_table, raw_file, raw_files, read_steps, to_csv
 from caraml.analysis.table import rows as flat_rows
 from caraml.base.chart import standalone
@@ -20,7 +20,7 @@ from caraml.base.errors import InputError
 from caraml.base.files import make_folder, write_file
 from caraml.base.format import count, percent, printable, some
 from caraml.metrics.energy import NO_ENERGY
-from caraml.metrics.model import Metric, title_of
+from caraml.metrics.model import title_of
 from caraml.report import figures, published, scaling, times
 from caraml.report import section as text
 from caraml.report.grouping import (
@@ -30,7 +30,6 @@ from caraml.report.grouping import (
     TOTAL,
     Quantity,
     Repeats,
-    ends,
     labels,
     labels_and_statuses,
     machine,
@@ -180,7 +179,7 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
             for boundary, alike, _ in by_boundary(having, (quantity,)) if having else []:
                 choices = counting(runs_of(alike))
                 record = min(choices, key=lambda record: sign * (record.value(quantity.name) or 0.0))
-                best.append(f"{named[record.key]}{boundary}: {_picked(quantity, record, runs[record.key], choices)}")
+                best.append(f"{named[record.key]}{boundary}: {_picked(quantity, record, runs, choices)}")
         different = list(dict.fromkeys(best))  # where two works meet, one point may be the best of both
         found += [(title, some(different, MOST_WORKS, "; ") + " in the table" * (len(different) > MOST_WORKS))] if best else []
     partners = Partners(line.mean for line in good)
@@ -189,25 +188,20 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
     return found + _next_steps(lines, [*disturbed, *imprecise])
 
 
-def _picked(quantity: Quantity, best: Record, runs: Sequence[Record], choices: Sequence[Record]) -> str:
+def _picked(quantity: Quantity, best: Record, runs: Mapping[str, Sequence[Record]], choices: Sequence[Record]) -> str:
     """The best of several ``choices``, which is also the luckiest: with an interval that holds for all of them at once, and how many others
-    theirs cannot tell from it."""
-    own, mean = best.metrics[quantity.name], mean_of(values(runs, quantity.name), quantity.name)
+    cannot be told from it, by the test of ``caraml advise``; ``runs``: of each choice, by its key."""
+    own, mean = best.metrics[quantity.name], mean_of(values(runs[best.key], quantity.name), quantity.name)
     if len(choices) < 2 or mean is None or not mean.sd:
         return quantity.text(own)
     wide = mean.for_all_of(len(choices))
     picked = own.model_copy(update={"low": wide.low, "high": wide.high})
-    low, high = _reach(picked)
-    others = [_reach(one.metrics[quantity.name]) for one in choices if one is not best]
-    ties = sum(begin <= high and end >= low for begin, end in others)
+    found = dict(zip((one.key for one in choices), estimates([runs[one.key] for one in choices], quantity.name)[0], strict=True))
+    first = found.pop(best.key)
+    ratios = [one.over(first) for one in found.values() if one is not None and first is not None]
+    ties = sum(not differs(ratio, pairs_of(len(choices))) for ratio in ratios)
     told = f", {ties} other{'s' * (ties > 1)} may be as good" if ties else ""
-    return f"{quantity.text(picked)} (picked from {len(choices)}, by an interval for all{told})"
-
-
-def _reach(metric: Metric) -> tuple[float, float]:
-    """Both ends of what a metric may be, its bound included."""
-    (low, high), bound = ends(metric), metric.bound or 0.0
-    return low - bound, high + bound
+    return f"{quantity.text(picked)} (picked as the best of {len(choices)}, by an interval that holds for all at once{told})"
 
 
 def _next_steps(lines: Sequence[Repeats], doubtful: Sequence[Repeats]) -> list[tuple[str, str]]:

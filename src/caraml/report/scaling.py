@@ -333,8 +333,9 @@ def _percent(share: float) -> str:
 def _limit(limit: EfficiencyLimit) -> str:
     share = f"efficiency {100 * limit.efficiency:g} %"
     if limit.devices is None or limit.devices > LARGEST:
-        sooner = f"; below it at the earliest beyond {significant(limit.low, 2)}" if limit.low is not None and limit.low <= LARGEST else ""
-        return f"{share} is never reached by this fit (extrapolated){sooner}"
+        low = LARGEST + 1 if limit.low is None else limit.low
+        sooner = f", but may fall below it beyond {significant(low, 2)} devices" if low <= LARGEST else ""
+        return f"never below {share} by this fit (extrapolated){sooner}"
     ends = " ± ?"
     if limit.low is not None:
         to = " on" if limit.high is None or limit.high > LARGEST else f" to {significant(limit.high, 2)}"
