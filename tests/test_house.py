@@ -128,17 +128,17 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_040,
-    "base": 3_095,
+    "analysis": 4_048,
+    "base": 3_098,
     "campaign": 1_720,
     "cli": 1_628,
     "data": 794,
     "engine": 5_255,
     "launch": 1_887,
-    "metrics": 1_017,
+    "metrics": 1_015,
     "power": 5_176,
     "reference": 515,
-    "report": 4_903,
+    "report": 4_898,
     "results": 3_427,
     "suite": 2_730,
     "system": 3_602,
@@ -146,7 +146,7 @@ LINES = {
     "worker": 2_912,
     "workloads": 8_329,
 }
-FILES = 201
+FILES = 202
 
 
 def test_no_room_outgrows_its_lines() -> None:
