@@ -92,6 +92,26 @@ def test_the_first_that_fails_ends_the_others(tmp_path: Path, how: str, code: in
     assert re.search(words, said), said
 
 
+class SeesTheOtherFirst(starter.Starter):
+    """Rank 1 is killed and rank 0 fails for want of it, which is seen before, as on a busy machine."""
+
+    def _start(self, local: int, meet: str) -> None:
+        ends = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)" if local else "raise SystemExit(1)"
+        self._children[local] = subprocess.Popen([sys.executable, "-c", ends])
+        self._children[local].wait()
+        if local == 0:
+            self._events.put((local, 1))
+
+
+def test_a_rank_that_was_killed_counts_before_one_that_failed_for_want_of_it(capfd: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        assert SeesTheOtherFirst(2, 1, []).run() == 137
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert "rank 1 was killed by SIGKILL before that" in capfd.readouterr().err
+
+
 WARNED = """
 import os, pathlib, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
@@ -110,8 +130,11 @@ def test_ranks_hear_of_a_warning_that_their_starter_alone_is_told_of(tmp_path: P
     while len([*tmp_path.glob("pid*")]) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    process.send_signal(signal.SIGUSR1)
-    _, said = process.communicate(timeout=300)
+    while process.poll() is None:  # it ignores the first ones if it has not come as far as its ranks
+        assert time.monotonic() < deadline
+        process.send_signal(signal.SIGUSR1)
+        time.sleep(0.1)
+    _, said = process.communicate()
     assert process.returncode == 0, said
 
 

@@ -66,9 +66,13 @@ class Starter:
                     self._start(local, meet)
                 if tells:
                     stack.enter_context(on_signals((signal.SIGUSR1,), lambda number: self._events.put((number, None))))
-                return self._wait()
+                code = self._wait()
             finally:
-                self._end()
+                killed = self._end()
+            if killed is not None and 0 < code < 128:  # as the others failed for want of it, and were seen before it
+                print(f"caraml: rank {killed} was killed by SIGKILL before that", file=sys.stderr, flush=True)
+                return 128 + signal.SIGKILL
+            return code
 
     def _start(self, local: int, meet: str) -> None:
         rank = self._node * self._devices + local
@@ -99,15 +103,17 @@ class Starter:
             left -= 1
         return 0
 
-    def _end(self) -> None:
-        """End those that are left."""
+    def _end(self) -> int | None:
+        """End those that are left. Returns a rank that was killed, if one was, and not by this process."""
         for number in (signal.SIGTERM, signal.SIGKILL):
+            killed = next((rank for rank, child in self._children.items() if child.returncode == -signal.SIGKILL), None)
             for child in self._children.values():
                 child.send_signal(number)  # does nothing to one that has ended
             deadline = time.monotonic() + _PATIENCE
             for child in self._children.values():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(max(deadline - time.monotonic(), 0))
+        return killed
 
 
 def own_folder() -> Path:
