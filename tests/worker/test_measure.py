@@ -71,8 +71,8 @@ def test_a_loop_that_was_suspended_within_its_window_is_invalid(tmp_path: Path) 
             os.kill(os.getpid(), signal.SIGCONT)  # in every step, and so in the longest
             time.sleep(0.005)
     assert m.record is not None and m.record.status == "invalid" and m.record.value("throughput")
-    assert "suspended" in m.record.flags and "as when Slurm suspends a job" in (m.record.reason or "")
-    assert "suspended" not in measured(tmp_path).flags
+    assert "stopped" in m.record.flags and "as when Slurm suspends a job" in (m.record.reason or "")
+    assert "stopped" not in measured(tmp_path).flags
 
 
 @pytest.mark.parametrize(("resumed", "told"), [(5.5, False), (12.9, True), (25.5, False), (13.5, True), (-0.5, False)])
@@ -83,7 +83,7 @@ def test_what_goes_on_without_a_stop_was_not_suspended(resumed: float, told: boo
     rows.chain("measure", 0.0, [*[1.0] * 10, 3.0], [0.0] * 11)
     rows.chain("measure", 14.0, [1.0] * 9, [0.0] * 9)
     mine = RankSummary(0.0, 24.0, rows, [], 1.0, 1.0, 0)
-    assert (stopped(mine, [2.5, resumed]) == ["suspended"]) is told
+    assert (stopped(mine, [2.5, resumed]) == ["stopped"]) is told
 
 
 def test_a_rate_of_uneven_items_is_not_called_precise(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ FLAGS: dict[str, str] = {
     "nan_loss": "the training loss became NaN or infinite",
     "short_window": "the marked window is shorter than 0.1 s, and lines that a program prints are seen with a delay of milliseconds",
     "busy_machine": "other work used the machine while the window was open",
-    "suspended": "the machine or a process of the point was suspended inside the window, as when Slurm suspends a job",
+    "stopped": "a process of the point was stopped inside the window, as when Slurm suspends a job",
     "truncated": "the batch system was about to end the job, so the window ended early",
     "input_bound": "more than a tenth of the window was spent waiting for batches",
     "damaged_input": "damaged input files were met and skipped; facts.data names them",

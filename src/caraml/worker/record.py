@@ -50,7 +50,7 @@ def stopped(mine: RankSummary, resumed: Iterable[float]) -> list[str]:
     starts, seconds = np.array(columns["starts"]), np.array(columns["seconds"])
     short = seconds <= np.quantile(seconds, 0.9)
     no_stop = (bool((short & (starts < at) & (at < starts + seconds)).any()) for at in resumed if mine.begin <= at <= mine.end)
-    return [] if all(no_stop) else ["suspended"]
+    return [] if all(no_stop) else ["stopped"]
 
 
 def gathered(
@@ -132,14 +132,14 @@ def make_record(ranks: list[RankSummary], known: Known, *, table: bool = True) -
     metrics |= whole_run(nodes.spans.get("run"), nodes.spans.get("aside")) | known.quality
     surroundings["affinity"] = [rank.affinity for rank in ranks]
     surroundings["throttled"] = nodes.throttled
-    lost, suspended = not np.isfinite(measured.losses).all(), "suspended" in measured.flags
+    lost, suspended = not np.isfinite(measured.losses).all(), "stopped" in measured.flags
     steps = {"steps": write_table(known.folder, "steps", STEP_COLUMNS, _step_rows(ranks, known))} if table else {}
     return Record(
         key=point.key,
         attempt=int(known.folder.name),
-        point=point.model_copy(update={"software": _software(point.software, surroundings["versions"])}),
+        point=point.model_copy(update={"software": _software(point.software, surroundings.get("versions", {}))}),
         status="invalid" if lost or suspended else "ok",
-        reason=FLAGS["suspended"] if suspended else None,
+        reason=FLAGS["stopped"] if suspended else None,
         flags=[*_flags(measured, metrics), *limit_flags(metrics, (known.probed, known.bandwidth, known.cache)), *nodes.flags],
         started_at=known.started_at,
         phases=list(known.phases),
