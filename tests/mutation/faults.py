@@ -485,7 +485,7 @@ FAULTS = [
     Fault(
         "a NaN loss is fine",
         RECORD,
-        'status="invalid" if lost or suspended else "ok"',
+        'status="invalid" if lost or was_stopped else "ok"',
         'status="ok"',
         (f"{T_WORKER}::test_nan_loss_makes_the_point_invalid",),
     ),

@@ -46,10 +46,12 @@ _MOST_NAMED = 20
 def stopped(mine: RankSummary, resumed: Iterable[float]) -> list[str]:
     """The flag of a rank whose process was ``resumed`` (SIGCONT) within its window: no other sign tells a stop from one long step. Slurm
     and ``timeout`` send it without a stop, too, before or after what is to end a job: then it comes in a step no longer than most."""
+    if not (inside := [at for at in resumed if mine.begin <= at <= mine.end]):
+        return []
     columns = mine.window_rows.columns()
     starts, seconds = np.array(columns["starts"]), np.array(columns["seconds"])
     short = seconds <= np.quantile(seconds, 0.9)
-    no_stop = (bool((short & (starts < at) & (at < starts + seconds)).any()) for at in resumed if mine.begin <= at <= mine.end)
+    no_stop = (bool((short & (starts < at) & (at < starts + seconds)).any()) for at in inside)
     return [] if all(no_stop) else ["stopped"]
 
 
@@ -132,14 +134,14 @@ def make_record(ranks: list[RankSummary], known: Known, *, table: bool = True) -
     metrics |= whole_run(nodes.spans.get("run"), nodes.spans.get("aside")) | known.quality
     surroundings["affinity"] = [rank.affinity for rank in ranks]
     surroundings["throttled"] = nodes.throttled
-    lost, suspended = not np.isfinite(measured.losses).all(), "stopped" in measured.flags
+    lost, was_stopped = not np.isfinite(measured.losses).all(), "stopped" in measured.flags
     steps = {"steps": write_table(known.folder, "steps", STEP_COLUMNS, _step_rows(ranks, known))} if table else {}
     return Record(
         key=point.key,
         attempt=int(known.folder.name),
         point=point.model_copy(update={"software": _software(point.software, surroundings.get("versions", {}))}),
-        status="invalid" if lost or suspended else "ok",
-        reason=FLAGS["stopped"] if suspended else None,
+        status="invalid" if lost or was_stopped else "ok",
+        reason=FLAGS["stopped"] if was_stopped else None,
         flags=[*_flags(measured, metrics), *limit_flags(metrics, (known.probed, known.bandwidth, known.cache)), *nodes.flags],
         started_at=known.started_at,
         phases=list(known.phases),
