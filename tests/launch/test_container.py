@@ -302,17 +302,21 @@ def test_a_point_trains_in_a_container(real: tuple[ContainerRuntime, str], tmp_p
 def test_what_is_told_to_end_leaves_nothing_in_its_container(real: tuple[ContainerRuntime, str], tmp_path: Path) -> None:
     """As the local launcher and Slurm tell it: every process of the script. What they do not reach is the runtime's to end."""
     runtime, image = real
-    began, heard, seconds = tmp_path / "began", tmp_path / "heard", f"{300 + os.getpid() / 1e7:.7f}"  # by which it is found
-    program = f"trap 'echo >{heard}' USR1; echo >{began}; until [ -e {heard} ]; do sleep 0.02; done; exec /usr/bin/sleep {seconds}"
+    began, heard, last = (tmp_path / name for name in ("began", "heard", "last"))
+    program = f"trap 'echo >{heard}' USR1; trap 'echo >{last}' USR2; echo >{began}; until [ -e {last} ]; do sleep 0.02; done; "
+    program += f"exec -a {began} /usr/bin/sleep 300"  # found by this name
     binds = [*map(str, host_folders()), str(tmp_path)]
     process = subprocess.Popen(wrap(["/usr/bin/bash", "-c", program], runtime, image, binds=binds, workdir="/"), start_new_session=True)
     until(began.exists)
-    if runtime == "podman":  # which hands signals on a moment after the container has begun
+    if runtime == "podman":  # which hands signals on, in their order, a moment after the container has begun
         until(lambda: heard.exists() or process.send_signal(signal.SIGUSR1) is not None)
-    heard.touch()
+        process.send_signal(signal.SIGUSR2)
+        until(last.exists)
+        until(lambda: not children(process.pid))  # one that is ended while it hands a signal on would end Podman's handing on
+    last.touch()
     os.killpg(process.pid, signal.SIGTERM)
     process.wait(60)
-    until(lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if seconds in words_of(path)])
+    until(lambda: not running(str(began)))
 
 
 def test_what_is_in_a_container_ends_after_a_runtime_that_was_killed(
@@ -323,9 +327,9 @@ def test_what_is_in_a_container_ends_after_a_runtime_that_was_killed(
     site = Site(container=Container(runtime=runtime, image=image, binds=tuple(map(str, host_folders()))))
     told = re.findall(r"--env=CARAML_CALLER=\S+ \$\(.+?\)\S*", Recipe(make_point(), tmp_path, 1, site).text())
     assert len(told) == (runtime == "podman")
-    began, seconds = tmp_path / "began", f"{300 + os.getpid() / 1e7:.7f}"
+    began = tmp_path / "began"
     program = f"import pathlib, time; from caraml.base import signals; signals.end_with_caller(); pathlib.Path({str(began)!r}).touch(); "
-    program += f"time.sleep({seconds})"
+    program += "time.sleep(300)"
     binds = [*map(str, host_folders()), str(tmp_path)]
     extra = [f"--env=PYTHONPATH={ROOT / 'src'}"] if runtime == "podman" else []
     argv = wrap([sys.executable, "-c", program], runtime, image, binds=binds, workdir=str(tmp_path), extra=[*map(Shell, told), *extra])
@@ -333,7 +337,17 @@ def test_what_is_in_a_container_ends_after_a_runtime_that_was_killed(
     until(began.exists)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(60)
-    until(lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if seconds in words_of(path)])
+    until(lambda: not running(str(began)))
+
+
+def children(pid: int) -> list[str]:
+    """Their entries of /proc."""
+    return [line for path in Path("/proc").glob("[0-9]*/stat") if (line := words_of(path)).rpartition(")")[2].split()[1:2] == [str(pid)]]
+
+
+def running(word: str) -> list[str]:
+    """The command lines of this machine with ``word`` in them."""
+    return [line for path in Path("/proc").glob("[0-9]*/cmdline") if word in (line := words_of(path))]
 
 
 def words_of(path: Path) -> str:
