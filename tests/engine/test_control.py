@@ -82,6 +82,15 @@ def test_a_window_that_drifts_goes_on_and_is_flagged() -> None:
     assert look(level[:200], level[200:], 100, 5.0, POLICY).stop and judge(level[:200], level[200:], POLICY) == []
 
 
+@pytest.mark.parametrize(("n", "before"), [(20, 2000), (1000, 5000)])
+def test_a_short_window_that_drifts_after_a_long_warm_up_is_flagged(n: int, before: int) -> None:
+    """By six standard deviations of a step: beside all that came before, that was none."""
+    level = 1 + 0.003 * np.random.default_rng(2).standard_normal(before + n)
+    falling = level + 0.018 * np.append(np.zeros(before), np.linspace(0, 1, n))
+    assert "not_steady" in judge(falling[:before], falling[before:], POLICY)
+    assert judge(level[:before], level[before:], POLICY) == []
+
+
 def test_a_window_that_opened_too_early_is_flagged() -> None:
     noise = 0.002 * np.random.default_rng(2).standard_normal(300)
     series = 1 + noise + np.where(np.arange(300) < 60, 0.3, 0.0)

@@ -325,7 +325,7 @@ FAULTS = [
     Fault(
         "a drifting window is not flagged",
         CONTROL,
-        "return abs(part.drift) <= NEGLIGIBLE * policy.target",
+        "return max(abs(part.drift), abs(part.recent.drift)) <= NEGLIGIBLE * policy.target",
         "return True",
         (T_CONTROL,),
     ),

@@ -98,6 +98,11 @@ class Blocks:
         return replace(self, means=self.means[cut:], inside=self.inside[cut:], window=self.window - cut)
 
     @property
+    def recent(self) -> Blocks:
+        """The window with no more before it than it has itself: beside all that came before it, what moves in a short one is little."""
+        return self._part(max(2 * self.window - self.means.size, 0), self.window, self.means.size)
+
+    @property
     def first_half(self) -> Blocks:
         """As it was when the window had half its steps."""
         return self._part(0, self.window, (self.window + self.means.size) // 2)
@@ -120,15 +125,14 @@ class Blocks:
         known, n, own = self.steady, self.n, self.means[self.window :]
         count = known.means.size * known.size
         alone = float(known.inside.mean() + known.means.var()) * count / (count - 1)
-        if alone <= (ALIKE * self.mean) ** 2:
-            half = math.sqrt(alone)
-            return Interval(self.mean, self.mean - half, self.mean + half, n, float(n))
-        variance, quantile = _long_run(known, (1 + confidence) / 2)
+        alike = alone <= (ALIKE * self.mean) ** 2
+        variance, quantile = (alone * n, 1.0) if alike else _long_run(known, (1 + confidence) / 2)
         # loads and pauses in time with each other add up to nothing, but for what the window's ends cut: at most how far their sum swings;
         # about the mean of all steps, so that the sum ends at what those before the first block have
         edge = float(np.ptp(np.cumsum(np.append(0.0, own - self.mean)))) * self.size / n
         half = max(quantile * math.sqrt(variance / n), edge)
-        return Interval(self.mean, self.mean - half, self.mean + half, n, n * (min(alone / variance, 1.0) if variance else 1.0))
+        effective = n * min(alone / variance, 1.0) if variance and not alike else float(n)
+        return Interval(self.mean, self.mean - half, self.mean + half, n, effective)
 
     @cached_property
     def waves(self) -> NDArray[np.float64]:

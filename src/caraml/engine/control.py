@@ -100,8 +100,9 @@ def judge(warm_up: Series, seconds: Series, policy: Policy, paces: int = 1) -> l
 def is_steady(run: Blocks, policy: Policy) -> bool:
     """False when the window still moves.
 
-    That is when it drifts, together with the steps before it that look steady; or when a part of the window is better dropped as warm-up,
-    and the 99 % interval of the rest does not hold the mean of all. Either must matter: more than ``NEGLIGIBLE`` of the target.
+    That is when it drifts, together with the steps before it that look steady, or with as many of these as it has itself; or when a part
+    of it is better dropped as warm-up, and the 99 % interval of the rest does not hold the mean of all. Either must matter: more than
+    ``NEGLIGIBLE`` of the target.
     """
     part = run.steady
     rest = part.settled
@@ -109,7 +110,7 @@ def is_steady(run: Blocks, policy: Policy) -> bool:
         found = rest.interval(0.99)
         if abs(found.mean - run.mean) > max(found.half_width, NEGLIGIBLE * policy.target * run.mean):
             return False
-    return abs(part.drift) <= NEGLIGIBLE * policy.target
+    return max(abs(part.drift), abs(part.recent.drift)) <= NEGLIGIBLE * policy.target
 
 
 def seen(seconds: Series) -> tuple[float, float]:
