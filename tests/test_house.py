@@ -129,11 +129,11 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 4_048,
-    "base": 3_098,
+    "base": 3_102,
     "campaign": 1_720,
     "cli": 1_628,
     "data": 794,
-    "engine": 5_261,
+    "engine": 5_262,
     "launch": 1_887,
     "metrics": 1_015,
     "power": 5_176,
