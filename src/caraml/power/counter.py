@@ -281,14 +281,12 @@ def _half_at(counter: Counter, at: float) -> float:
 
 def power_range(counter: Counter, channel: Channel, start: float, end: float) -> tuple[float | None, float | None]:
     """Lowest and highest mean power over spans of at least five update periods inside the window [W]."""
-    inside = [i for i, t in enumerate(counter.t) if start <= t <= end]
-    span = max(5 * channel.update_period_s, 1e-3)
-    powers, i = [], 0
-    for j in range(1, len(inside)):
-        a, b = inside[i], inside[j]
-        if counter.t[b] - counter.t[a] >= span:
-            powers.append((counter.energy[b] - counter.energy[a]) / (counter.t[b] - counter.t[a]))
-            i = j
+    t, energy, span = counter.t, counter.energy, max(5 * channel.update_period_s, 1e-3)
+    powers, a = [], bisect_left(t, start)
+    for b in range(a + 1, bisect_right(t, end)):
+        if t[b] - t[a] >= span:
+            powers.append((energy[b] - energy[a]) / (t[b] - t[a]))
+            a = b
     return min(powers, default=None), max(powers, default=None)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from statistics import median
@@ -69,10 +69,11 @@ def _lone_steps(changes: list[float]) -> list[bool]:
 def told_anew(t: Sequence[float], period: float) -> list[int]:
     """Indices of the readings that surely are new values: a sensor that holds its value for ``period`` [s] repeats it to whoever asks
     sooner, and with repeats the scatter would seem smaller than it is. The first reading and the last are always among them."""
-    kept = [0]
+    kept, last = [0], t[0]
     for i in range(1, len(t) - 1):
-        if t[i] - t[kept[-1]] >= period:
+        if t[i] - last >= period:
             kept.append(i)
+            last = t[i]
     return [*kept, len(t) - 1]
 
 
@@ -120,7 +121,7 @@ def seen_period(series: ReadingSeries, channel: Channel) -> float:
     """
     if not channel.period_guessed or len(series) < 2:
         return channel.update_period_s
-    begins = [i for i in range(1, len(series)) if series.value[i] != series.value[i - 1]]
+    begins = [i for i, (a, b) in enumerate(pairwise(series.value), start=1) if a != b]
     ends = [0, *begins, len(series) - 1]
     jumped = {i for i in begins if abs(series.value[i] - series.value[i - 1]) > 2 * channel.resolution}
     spans = [(a, b) for a, b in pairwise(begins) if a in jumped and b in jumped]
@@ -136,9 +137,14 @@ def seen_period(series: ReadingSeries, channel: Channel) -> float:
     return max(channel.update_period_s, times[int(HELD_SHARE * len(times))])
 
 
+def _areas(t: Sequence[float], power: Sequence[float]) -> Iterator[float]:
+    """Integrals of the straight lines from each point to the next [J]."""
+    return ((b - a) * (p + q) / 2 for (a, b), (p, q) in zip(pairwise(t), pairwise(power), strict=True))
+
+
 def trapezoid(t: Sequence[float], power: Sequence[float]) -> float:
     """Integral of the straight lines through the points [J]."""
-    return sum((b - a) * (p + q) / 2 for (a, p), (b, q) in pairwise(zip(t, power, strict=True)))
+    return sum(_areas(t, power))
 
 
 def power_energy(
@@ -196,8 +202,7 @@ def _late(series: ReadingSeries, channel: Channel, window: tuple[float, float], 
     if not channel.lag_s:
         return 0.0
     start, end = window
-    parts = (trapezoid(series.t[i : i + 2], series.value[i : i + 2]) for i in range(len(series) - 1))
-    shown = Counter(series.t, series.half, array("d", accumulate(parts, initial=0.0)))
+    shown = Counter(series.t, series.half, array("d", accumulate(_areas(series.t, series.value), initial=0.0)))
     lowest, highest = power_range(shown, replace(channel, update_period_s=step), start, end)
     near = [series.extremes(at, at + channel.lag_s) or (0.0, 0.0) for at in window]
     going_on = busy and lowest is not None and end - start >= MIN_STEPS * channel.lag_s
@@ -219,10 +224,9 @@ def _shown(series: ReadingSeries, channel: Channel, start: float, end: float) ->
 
 def _closed(series: ReadingSeries, start: float, end: float) -> tuple[list[float], list[float]]:
     """The readings strictly inside the window, with interpolated points at its edges."""
-    inside = [(t, p) for t, p in zip(series.t, series.value, strict=True) if start < t < end]
-    edges = [(at, interpolate(series.t, series.value, at)) for at in (start, end)]
-    points = [edges[0], *inside, edges[1]]
-    return [t for t, _ in points], [p for _, p in points]
+    inside = slice(bisect_right(series.t, start), bisect_left(series.t, end))
+    first, last = (interpolate(series.t, series.value, at) for at in (start, end))
+    return [start, *series.t[inside], end], [first, *series.value[inside], last]
 
 
 def _power_defects(
@@ -232,8 +236,8 @@ def _power_defects(
     start, end = window
     low, high = min(series.value), max(series.value)  # also of long before, since nobody knows what a gap hides
     longest = 3 * max(interval, channel.update_period_s, channel.spacing_s)
-    pauses = ((max(a, start), min(b, end)) for a, b in pairwise(series.t) if b - a > longest)
-    gaps = [(a, b) for a, b in pauses if b > a]
+    times = series.t[max(bisect_right(series.t, start) - 1, 0) : bisect_left(series.t, end) + 1]
+    gaps = [(max(a, start), min(b, end)) for a, b in pairwise(times) if b - a > longest]
     missing = sum(b - a for a, b in gaps)
     if missing > 0:
         middle = [(interpolate(series.t, series.value, (a + b) / 2), b - a) for a, b in gaps]

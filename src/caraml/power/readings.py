@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from itertools import compress, groupby, pairwise
 
@@ -49,7 +50,7 @@ def plausible(measured: ChannelReadings, start: float, end: float, *, alone: boo
     series, channel = measured.series, measured.channel
     highest = MARGIN * max_power(channel)
     kept = [value <= highest for value in series.value]
-    runs = [list(run) for good, run in groupby(range(len(kept)), kept.__getitem__) if not good]
+    runs = [list(run) for good, run in groupby(range(len(kept)), kept.__getitem__) if not good] if not all(kept) else []
     held = ((series.t[run[0]], series.t[run[-1]]) for run in runs)
     if any(first <= end and last >= start and last - first > seen_period(series, channel) for first, last in held):
         kept = [True] * len(kept)
@@ -69,7 +70,7 @@ def standstill(series: ReadingSeries, channel: Channel, start: float, end: float
         return None
     told = told_anew(series.t, seen_period(series, channel))
     value = [series.value[i] for i in told]
-    begins = [0, *(i for i in range(1, len(value)) if value[i] != value[i - 1]), len(value)]
+    begins = [0, *(i for i, (a, b) in enumerate(pairwise(value), start=1) if a != b), len(value)]
     runs = [(a, b) for a, b in pairwise(begins) if series.t[told[a]] < end and series.t[told[b - 1]] > start]
     first, last = max(runs, key=lambda run: run[1] - run[0], default=(0, 0))
     blocks = (value[at : at + BLOCK] for part in (range(0, first), range(last, len(value))) for at in part[::BLOCK][: len(part) // BLOCK])
@@ -104,5 +105,6 @@ def _without(measured: ChannelReadings, kept: list[bool], start: float, end: flo
 
 def beyond_limit(measured: ChannelReadings, start: float, end: float) -> bool:
     """Whether readings of the window that were kept are beyond any plausible power: the sensor, its unit or the limit is wrong."""
-    highest = MARGIN * max_power(measured.channel)
-    return any(start <= t <= end and value > highest for t, value in zip(measured.series.t, measured.series.value, strict=True))
+    series = measured.series
+    inside = series.value[bisect_left(series.t, start) : bisect_right(series.t, end)]
+    return max(inside, default=0.0) > MARGIN * max_power(measured.channel)
