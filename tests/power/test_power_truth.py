@@ -488,6 +488,23 @@ def test_the_bound_holds_for_a_power_that_averages_without_saying_so(busy: bool)
     assert bounds[-1] < (0.005 if busy else 0.03)
 
 
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("real", [1.0, 15.0, 30.0, 60.0])
+def test_the_bound_holds_for_a_controller_that_averages_for_longer_than_controllers_are_late(real: float, busy: bool) -> None:
+    """It says nothing of its averaging. Of work that begins and ends with the window no bound held from 15 s on."""
+    told = channel("power_mean", update_period_s=1.0, mean_window_s=1.0, resolution=1.0, period_guessed=True, lag_s=CONTROLLER_LAG_S)
+    draw = random.Random(f"{real} {busy}")
+    for length in (10.0, 20.0, 60.0, 300.0):
+        work = Work(Constant(2000.0), 310.0 - 20 * busy, 310.0 + length)
+        times = [second + draw.random() for second in range(310 + int(length + min(told.tail_s, length / 10)))]
+        seen = sampled(replace(told, mean_window_s=real), work, times)
+        seen.value[:] = array("d", (round(value + 800 + draw.gauss(0, 4)) for value in seen.value))
+        found, true = power_energy(seen, told, 310.0, 310.0 + length, 1.0, busy=busy), 2800 * length
+        assert found.energy_j is not None and found.bound_j is not None
+        assert abs(found.energy_j - true) <= found.bound_j or "too_short" in found.flags
+        assert length < 300 or ("too_short" not in found.flags and found.bound_j < (0.02 if real == 1 else 0.2) * true)
+
+
 def test_work_that_is_over_before_a_late_power_shows_it_is_too_short() -> None:
     of, _, late = POWERS["of unknown averaging"]
     for length in (1.5, 2.5):

@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from statistics import median
 
-from caraml.power.counter import MIN_STEPS, Counter, late_bound, power_range
+from caraml.power.counter import CONTROLLER_LAG_S, MIN_STEPS, Counter, late_bound, power_range
 from caraml.power.model import Channel
 from caraml.power.store import ReadingSeries, SeriesEstimate, interpolate, silent, usable_shift
 
@@ -49,6 +49,9 @@ SLOWEST_S = 60.0
 HELD_SHARE = 0.75
 """Share of the times for which a sensor was seen to hold a value that are no longer than its update period is taken to be. Two values that
 are equal by chance look like one that was held for twice as long."""
+
+WHOLE = 0.75
+"""A rise that takes longer than this share of a window may be that of a sensor which had not shown all of the load when it ended."""
 
 NOISE_WEIGHT = 0.7
 """Variance of the sum per squared residual, for readings that do not depend on each other. A residual is a reading minus
@@ -137,6 +140,25 @@ def seen_period(series: ReadingSeries, channel: Channel) -> float:
     return max(channel.update_period_s, times[int(HELD_SHARE * len(times))])
 
 
+def averaged_bound(series: ReadingSeries, channel: Channel, start: float, end: float) -> float:
+    """How far the energy of the window may be off because a controller averages over more than the lag that it is taken to have [J].
+
+    A mean over W seconds takes W / 2 for the middle half of a step, by which it is late at the edges. So W is no more than twice the
+    shortest time in which readings went through the middle half of their range; where the window may be all that moved them, nobody knows.
+    """
+    if channel.lag_s < CONTROLLER_LAG_S:
+        return 0.0
+    (t, value), low, high = (series.t, series.value), min(series.value), max(series.value)
+    quarter = (high - low) / 4
+    outside = [(i, v > high - quarter) for i, v in enumerate(value) if not low + quarter <= v <= high - quarter]
+    # From and to the middle of the gaps between readings in which the levels were passed.
+    passed = ((t[j] + t[j - 1] - t[i] - t[i + 1]) / 2 for (i, above), (j, below) in pairwise(outside) if above != below)
+    shortest = min(passed, default=0.0)
+    longest = SLOWEST_S if 2 * shortest > WHOLE * (end - start) else min(2 * (shortest - channel.mean_window_s), SLOWEST_S)
+    low, high = series.extremes(start - longest, end + longest) or (low, high)
+    return longest * (high - low) if longest > channel.lag_s else 0.0
+
+
 def _areas(t: Sequence[float], power: Sequence[float]) -> Iterator[float]:
     """Integrals of the straight lines from each point to the next [J]."""
     return ((b - a) * (p + q) / 2 for (a, b), (p, q) in zip(pairwise(t), pairwise(power), strict=True))
@@ -181,7 +203,10 @@ def power_energy(
     estimate.parts = {
         "sampling": sampling_bound(t, power, channel.update_period_s),
         "lag": sum(max(r, HIDDEN_SWING * high) * window / 8 + r * (held + late) for r in ranges)
-        + _late(dated, channel, (start, end), max(channel.update_period_s, interval), busy=busy),
+        + max(
+            _late(dated, channel, (start, end), max(channel.update_period_s, interval), busy=busy),
+            averaged_bound(dated, channel, start, end),
+        ),
         "timing": (high - low) * max(dated.half[max(bisect_right(dated.t, start) - 1, 0) : bisect_left(dated.t, end) + 1]),
         "resolution": channel.resolution / 2 * duration,
     }
@@ -256,5 +281,7 @@ def _power_defects(
         estimate.flags.add("aliasing_possible")
     if channel.kind == "power_mean":
         estimate.flags.add("mean_sensor")
-    if _shown(series, channel, start, end) < MIN_READINGS or end - start < max(MIN_MEAN_WINDOWS * channel.mean_window_s, 2 * channel.lag_s):
+    shortest = max(MIN_MEAN_WINDOWS * channel.mean_window_s, 2 * channel.lag_s)
+    hidden = estimate.parts["lag"] > (estimate.energy_j or 0.0)
+    if _shown(series, channel, start, end) < MIN_READINGS or end - start < shortest or hidden:
         estimate.flags.add("too_short")

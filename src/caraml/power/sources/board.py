@@ -213,7 +213,7 @@ class SlurmSource(AskedSensors):
             update_period_s=SLURM_PERIOD_S,
             # One number for all nodes of the step: no plausible power is too high for it.
             max_power_w=1e8,
-            flags=("shared_device",),
+            flags=("shared_device", "aliasing_possible"),  # some of its plug-ins add up readings of a controller
             spans_nodes=True,
         )
         self.add(channel, lambda: _step_energy(step))
