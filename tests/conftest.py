@@ -49,7 +49,7 @@ WAITING = (
 LONGEST = (
     *("test_docs.py", "engine/parallel/test_parity.py", "engine/test_compiled.py", "accelerator/test_accelerator.py"),
     *("workloads/test_maelstrom_training.py", "security/test_data_bombs.py", "worker/test_measure.py", "faults/test_surroundings.py"),
-    *("worker/test_measure_ended.py", "worker/test_measure_ranks.py", "worker/test_measure_told.py"),
+    *("worker/test_measure_ended.py", "worker/test_measure_killed.py", "worker/test_measure_ranks.py", "worker/test_measure_told.py"),
     *(
         "worker/test_profile.py",
         "worker/test_training.py",

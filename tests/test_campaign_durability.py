@@ -80,6 +80,8 @@ def test_of_two_that_make_an_attempt_one_gets_it(tmp_path: Path, make_point: Mak
     first = store.claim_attempt(point, point.folder_name, 1)
     assert first is not None and store.claim_attempt(point, point.folder_name, 1) is None
     assert [path.name for path in first.parent.iterdir()] == ["1"]
+    elsewhere = Store(tmp_path / "disk of another node").claim_attempt(point, point.folder_name, 2)
+    assert elsewhere is not None and elsewhere.is_dir(), "also where the first is not to be seen"
 
 
 def test_a_living_runner_keeps_its_point(tmp_path: Path, make_point: MakePoint) -> None:

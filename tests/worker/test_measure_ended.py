@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import io
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,17 +22,11 @@ import caraml
 from caraml.base import signals
 from caraml.base.errors import InputError
 from caraml.engine.ranks import Ranks
-from caraml.results.claim import myself
-from caraml.results.journal import tables
 from caraml.results.record import Record
 from caraml.results.rows import read_table, write_table
-from caraml.results.store import JOURNAL, RECORD, Store, read_record
-from caraml.suite.model import OWN_LOOP, Policy
+from caraml.results.store import Store
 from caraml.worker import measure as own_loop
-from caraml.worker import measure_record, place, so_far
-from caraml.worker.so_far import SoFar
-from tests.conftest import MakePoint
-from tests.faults.conftest import until
+from caraml.worker import measure_record, place
 from tests.worker.loops import QUICK, Twins, measured, only
 
 
@@ -250,123 +241,6 @@ def test_a_loop_that_is_killed_leaves_a_record(where: str, kind: type[Ranks], tm
     rank = "rank 0: " if kind is Twins else ""
     assert (record.status, record.reason) == ("failed", f"{rank}killed by SIGTERM in phase {where}, after {steps} steps")
     assert where == "idle" or len(read_table(Store(tmp_path).folder(record) / record.files["steps"])["seconds"]) >= steps - 1
-
-
-KILLED = """
-import os, sys, time, caraml
-
-print(os.getpid(), flush=True)
-with caraml.measure("killed", out=sys.argv[1], policy=caraml.Policy(min_seconds=60, warm_up_max_seconds=0.1, idle_seconds=0)) as m:
-    while m.step(4):
-        time.sleep(0.005)
-"""
-
-
-def test_a_loop_that_is_killed_outright_has_its_record_once_the_next_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of its steps and readings until at most two minutes before. One that goes on is left alone."""
-    program, out = tmp_path / "killed_loop.py", tmp_path / "out"
-    program.write_text(KILLED)
-    with subprocess.Popen([sys.executable, str(program), str(out)], stdout=subprocess.PIPE, text=True, env=METERED) as process:
-        assert process.stdout is not None
-        pid = int(process.stdout.readline())
-        try:
-            folder: Path = until(lambda: next(out.glob("points/*/1/so_far.bin"), None), "anything put away").parent
-            steps: int = until(lambda: measured_so_far(folder) or None, "steps of the window")
-            again(out)
-            assert not (folder / RECORD).exists()
-        finally:
-            os.kill(pid, signal.SIGKILL)
-        process.wait(60)
-    again(out)
-    record = read_record(folder / RECORD)
-    assert record.status == "failed" and record.ended_by_hand and record.value("throughput") is None
-    assert re.fullmatch(
-        r"killed by SIGKILL or a crash, or lost with its node; what was measured until \d+\.\d s is kept", record.reason or ""
-    )
-    assert {*record.files} == {"steps", "power"} and record.phases[-1].name == "measure" and record.facts is not None
-    assert read_table(folder / record.files["steps"])["phase"].count("measure") >= steps
-    assert record.unstated and str(folder / RECORD) in capsys.readouterr().err
-    assert not {path.name for path in folder.iterdir()} & {"so_far.bin", "measured.json"}
-
-
-def test_only_loops_of_ones_own_that_have_ended_have_their_record_from_the_next(tmp_path: Path, make_point: MakePoint) -> None:
-    """One on another machine, or that is ending just now, is known by its files alone; what a link leads to has somebody else."""
-    ended, ending = (Store(tmp_path / "out").new_attempt(make_point(workload=OWN_LOOP, seed=seed)) for seed in (1, 2))
-    linked = Store(tmp_path / "other").new_attempt(make_point(workload=OWN_LOOP))
-    for folder in (ended, ending, linked):
-        (folder / JOURNAL).touch()
-    for path in (*ended.iterdir(), *linked.iterdir()):
-        os.utime(path, (1, 1))
-    (ended.parent / "2").symlink_to(linked)
-    marks = [measure_record._mark(folder) for folder in (ended, ending, ended.parent / "2", ended.parent / "3")]
-    marks[0].parent.mkdir()
-    for mark in marks:
-        mark.touch()
-    measure_record.record_killed(tmp_path / "out")
-    assert [(folder / RECORD).exists() for folder in (ended, ending, linked)] == [True, False, False]
-    assert [mark.exists() for mark in marks] == [False, True, True, False], "what is over is not looked at again"
-
-
-class Second(Twins):
-    """Rank 1 of them, on the same disk."""
-
-    def __init__(self, tells: bool | None = True) -> None:
-        super().__init__()
-        self.rank, self._tells = 1, tells
-
-    def telling(self) -> Any:
-        return nullcontext(self._tells)
-
-
-def test_what_rank_0_of_several_has_put_away_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All may be killed outright at once. Of two attempts at one loop one would say of it what nobody knows: a rank that can say more uses
-    rank 0's, which has the sensors."""
-    monkeypatch.setattr(so_far, "_EVERY", 0.0)
-    monkeypatch.setattr(own_loop, "ranks_in_use", Twins)
-    steady = Policy(min_seconds=300, max_seconds=300, idle_seconds=0, warm_up_max_seconds=0.05)
-    for name in ("all", "rank 0"):
-        out = tmp_path / name
-        with caraml.measure("killed", out=out, policy=steady) as m:
-            while not (journals := [*out.glob("points/*/1/so_far.bin")]) or b'"steps"' not in journals[0].read_bytes():
-                time.sleep(0.002)
-                m.step(4)
-            m._ended = True  # as if it was gone
-            m._until_ended.close()
-            m._loop.__exit__()
-            assert m._so_far._idle.acquire(timeout=60)
-        folder = journals[0].parent
-        (mark,) = (out / "open").iterdir()
-        if name == "all":
-            (folder / "claim.1").write_text(str(dataclasses.replace(myself(), start="1")))
-            measure_record.record_killed(out)
-            assert "SIGKILL" in (read_record(folder / RECORD).reason or "") and not mark.exists()
-            continue
-        records = [measure_record.LoopRecords(m._point, m._records._facts, out, Second(tells), m._log) for tells in (True, None, None)]
-        for one in records:
-            one._next_attempt = 1  # as rank 0 has it
-        assert [one.to_record(m._point, alone=True).__enter__() for one in records] == [folder, folder, None]
-        files = SoFar(lambda: tmp_path, 1, 0.0, dict).as_tables(folder, m._loop, None)
-        assert {*read_table(folder / files["steps"])["rank"]} == {0, 1}
-        records[0].keep_failure(folder, "failed", "rank 1: gone", files)
-        assert not mark.exists() and not [*folder.glob("so_far*")] and only(out).attempt == 1
-        SoFar(partial(Path, folder), 0, 0.0, dict).rest(m._loop, None)
-        assert not [*folder.glob("so_far*")], "rank 0 lives on for a moment"
-
-
-METERED = {**os.environ, "CARAML_POWER": "fake:constant"}
-
-
-def measured_so_far(folder: Path) -> int:
-    found = tables(folder)
-    count = read_table(folder / found["steps"])["phase"].count("measure") if "steps" in found else 0
-    for file in found.values():
-        (folder / file).unlink()
-    return count
-
-
-def again(out: Path) -> None:
-    with caraml.measure("smaller", out=out, policy=QUICK) as m:
-        m.step(4)
 
 
 FORKED = """

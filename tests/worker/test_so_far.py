@@ -25,6 +25,7 @@ from caraml.results.store import JOURNAL, RECORD, Store, read_record
 from caraml.suite.model import Policy
 from caraml.verify import KnownDevice, VirtualClock
 from caraml.worker import so_far
+from caraml.worker.record import PhaseLog
 from caraml.worker.so_far import SoFar
 from tests.conftest import MakePoint
 
@@ -68,7 +69,7 @@ def test_what_is_new_at_each_look_is_all_that_was_measured(policy: Policy) -> No
 
 
 def away(folder: Path) -> SoFar:
-    return SoFar(lambda: folder, 0, 1000.0, lambda: {"started_at": "then", "phases": []})
+    return SoFar(lambda: folder, 0, PhaseLog(1000.0, print), "then")
 
 
 def test_tables_are_made_of_what_was_put_away(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_a_disk_that_does_not_answer_holds_up_no_step(tmp_path: Path, monkeypatc
             raise OSError(errno.EIO, "Input/output error")
         return tmp_path
 
-    here = SoFar(place, 0, 1000.0, dict)
+    here = SoFar(place, 0, PhaseLog(1000.0, print), "then")
     loop, step = loop_of(POLICY, lambda loop: here.look(loop, None))
     loop.run(step)
     assert begun.wait(60) and tries == [0], "one at a time, and the loop has ended"
@@ -207,6 +208,22 @@ def test_a_file_of_that_name_which_is_something_else_costs_no_record(tmp_path: P
     (folder / JOURNAL).mkdir() if content is None else (folder / JOURNAL).write_bytes(content)
     finish(folder, 137)
     assert "SIGKILL" in (read_record(folder / RECORD).reason or "")
+
+
+def test_of_what_a_full_disk_cut_off_it_is_not_said_that_it_is_kept(tmp_path: Path, make_point: MakePoint) -> None:
+    """The first block had said that all is there before the others were."""
+    folder, clock = Store(tmp_path).new_attempt(make_point()), iter([1098.0, 1099.0, 1100.0])
+    log = PhaseLog(1000.0, print, clock.__next__)
+    here = SoFar(lambda: folder, 0, log, "then")
+    loop, step = loop_of(POLICY, lambda loop: None)
+    loop.run(step)
+    with log.phase("measure"):
+        here._write(StepTable(), None)
+        here.rest(loop, None)
+    content = (folder / JOURNAL).read_bytes()
+    (folder / JOURNAL).write_bytes(content[: len(content) // 2])
+    finish(folder, 137)
+    assert (read_record(folder / RECORD).reason or "").endswith("what was measured until 98.0 s is kept")
 
 
 def test_until_when_steps_are_kept_is_the_word_of_the_rank_that_kept_them(tmp_path: Path, make_point: MakePoint) -> None:

@@ -206,7 +206,7 @@ def cancel(root: Path, what: str) -> Iterator[str]:
     left = _open(found)
     by_kind: dict[str, list[Standing]] = {}
     for one in left:
-        if (why := _theirs(one) or _elsewhere(one, root)) is not None:
+        if (why := _theirs(one) or _elsewhere(one)) is not None:
             yield why
         else:
             by_kind.setdefault(kind_of(one.handle or BUILT_IN[0]), []).append(one)
@@ -261,10 +261,10 @@ def _theirs(one: Standing) -> str | None:
     return None if user is None else f"{left}: {one.folder} belongs to user {user}, who alone can end it"
 
 
-def _elsewhere(one: Standing, root: Path) -> str | None:
+def _elsewhere(one: Standing) -> str | None:
     """Why a point is left alone whose job is a process on another host, while its files change: nobody here can end it."""
     assert one.folder is not None
-    if kind_of(one.handle or "") != "local" or (job := away(one.folder)) is None or not recent(one.folder, root):
+    if kind_of(one.handle or "") != "local" or (job := away(one.folder)) is None or not recent(one.folder):
         return None
     if LocalLauncher().poll([one.handle or ""])[one.handle or ""].state == "running":  # this host had another name
         return None

@@ -144,7 +144,7 @@ def _take(store: Store, attempt: Path, me: claim.Runner, launcher: str) -> Found
     if runner is not None and runner != me and claim.alive(runner, store.root):
         return FoundAttempt(busy=runner)
     hidden = claim.away(attempt) or (runner if runner is not None and runner.place != me.place else None)
-    if hidden is not None and claim.kind_of(claim.handle_of(attempt) or "") == "local" and claim.recent(attempt, store.root):
+    if hidden is not None and claim.kind_of(claim.handle_of(attempt) or "") == "local" and claim.recent(attempt):
         return FoundAttempt(busy=hidden)  # its process cannot be seen from here, but its files change
     if number and runner != me and not claim.take_over(attempt, number, me):
         return FoundAttempt(busy=claim.holder(attempt)[1] or me)
@@ -155,7 +155,7 @@ def _take(store: Store, attempt: Path, me: claim.Runner, launcher: str) -> Found
         handle = None  # its script was printed: whoever starts it later finds the start taken, unless it was started already
     if handle is None and not claim.withdraw(attempt):
         handle = _announced(attempt)
-        if (hidden := claim.away(attempt)) is not None and claim.kind_of(handle or "") == "local" and claim.recent(attempt, store.root):
+        if (hidden := claim.away(attempt)) is not None and claim.kind_of(handle or "") == "local" and claim.recent(attempt):
             return FoundAttempt(busy=hidden)
     if handle is None:
         forget(attempt)

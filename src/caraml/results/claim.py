@@ -164,13 +164,13 @@ def runs_here(runner: Runner, root: Path) -> bool:
     return found and known.st_uid == os.geteuid() and known.st_nlink == 1 and start_time(runner.pid) == runner.start
 
 
-def recent(attempt: Path, root: Path) -> bool:
+def recent(attempt: Path) -> bool:
     """Whether a file of an attempt changed lately."""
     times = [0.0]
-    for path in attempt.iterdir():
+    for path in attempt.glob("[!.]*"):  # no other host's question for the time
         with suppress(FileNotFoundError):  # renamed or removed meanwhile
             times.append(path.lstat().st_mtime)
-    return _now(root / RUNNERS) - max(times) < SILENCE_SECONDS
+    return _now(attempt) - max(times) < SILENCE_SECONDS
 
 
 def _now(folder: Path) -> float:

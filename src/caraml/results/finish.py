@@ -134,7 +134,7 @@ def finish(folder: Path, exit_code: int, status: Status | None = None, reason: s
         "attempt": int(folder.name),
         "status": how,
         "reason": why,
-        "started_at": failure.started_at if failure else left.get("started_at", now()),
+        "started_at": failure.started_at if failure else left.get("started_at", record.started_at if record is not None else now()),
         "phases": failure.phases if failure else phases,
         "traceback": failure and failure.traceback,
         "files": files,

@@ -180,8 +180,7 @@ class Store:
         """
         folder = self.points / name
         attempt = folder / str(number)
-        if number == 1:
-            make_folder(folder)
+        make_folder(folder)
         temporary = new_folder_beside(attempt)
         try:
             contents = files(attempt) if files is not None else {POINT: point.model_dump_json(indent=1)}

@@ -37,7 +37,7 @@ from caraml.system.detect import detect
 from caraml.system.variables import PATIENCE, seconds_asked
 from caraml.worker.measure_record import LoopRecords, say, to_its_end
 from caraml.worker.place import RankPlace, Told, device_in_use, place_of, policy_of, ranks_in_use, results_folder
-from caraml.worker.record import PhaseLog, gathered, readings_alone, stopped, write_readings
+from caraml.worker.record import gathered, readings_alone, stopped, write_readings
 from caraml.worker.so_far import SoFar
 from caraml.worker.together import Known
 from caraml.workloads import computes_with
@@ -76,9 +76,9 @@ class OwnLoop:
         """When this rank left its loop."""
         self._told: tuple[float, list[Phase]] = 0.0, []
         """Seconds since the loop began, and its phases, when the ranks last told each other what they had measured."""
-        self._log = PhaseLog(time.monotonic(), lambda phase: None)
-        self._records = LoopRecords(point, facts, out, ranks, self._log)
-        self._so_far = SoFar(self._records.begun, ranks.rank, self._log.origin, self._records.told_so_far)
+        self._records = LoopRecords(point, facts, out, ranks)
+        self._log = self._records.log
+        self._so_far = SoFar(self._records.begun, ranks.rank, self._log, self._records.started_at)
         self._instruments: Instruments | None = None
         edge = lambda: self._instruments is None or self._instruments.edge()  # noqa: E731
         hooks = Hooks(phase=self._log.phase, edge=edge)
@@ -89,7 +89,6 @@ class OwnLoop:
         self._until_ended.enter_context(on_termination(self._keep_before_killed))
         self._resumed: list[float] = []
         self._until_ended.enter_context(on_signals((signal.SIGCONT,), lambda number: self._resumed.append(time.monotonic())))
-        self._until_ended.callback(self._stop_reading)
         atexit.register(self.finish, _LEFT_OPEN)  # no thread can be started later on
         self._until_ended.callback(atexit.unregister, self.finish)
         try:
@@ -98,6 +97,7 @@ class OwnLoop:
                     self._records.begin()
                 if place.leads:
                     self._instruments = Instruments(place.gpus, family=place.family)
+                    self._until_ended.callback(self._instruments.meter.stop)
                 self._device.synchronize()
                 quiet_baseline(ranks, self._instruments, point.measure.idle_seconds)
             self._run_began = time.monotonic()
@@ -157,10 +157,6 @@ class OwnLoop:
         finally:
             self._ended = True
             self._until_ended.close()
-
-    def _stop_reading(self) -> None:
-        if self._instruments is not None:
-            self._instruments.meter.stop()
 
     def _finish(self, error: BaseException | None) -> None:
         if error is None:
@@ -316,10 +312,8 @@ class OwnLoop:
                     return
             with self._records.to_record(self._records.of_batch(1), alone=alone) as folder:
                 if folder is not None:
-                    files = self._so_far.as_tables(folder, self._loop, self._instruments)
-                    self._records.keep_failure(
-                        folder, status, reason if ranks.world == 1 or not alone else f"rank {ranks.rank}: {reason}", files
-                    )
+                    self._so_far.rest(self._loop, self._instruments, folder)
+                    self._records.keep_failure(folder, status, reason if ranks.world == 1 or not alone else f"rank {ranks.rank}: {reason}")
 
     def _keep_before_killed(self, number: int) -> None:
         """Record what was measured so far: a signal is to end this process, in whose main thread anything may go on."""

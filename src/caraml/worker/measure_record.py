@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -14,14 +16,15 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from caraml.base.errors import InputError
-from caraml.base.files import make_folder, new_folder_beside, owned, touch, write_new
+from caraml.base.files import make_folder, new_folder_beside, owned, touch, write_file, write_new
 from caraml.base.format import human, percent
 from caraml.base.signals import on_signals
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary
 from caraml.metrics.model import Facts, Metric, Peak, Phase
-from caraml.results.claim import CLAIM, alive, holder, myself, recent, take_over
+from caraml.results.claim import BEAT_SECONDS, CLAIM, alive, holder, myself, recent, take_over
 from caraml.results.finish import MEASURED, finish, now, tidy
+from caraml.results.journal import of_ranks, tables
 from caraml.results.record import KILLED, Record, Status
 from caraml.results.store import POINT, RECORD, Store, attempts, read_record, write_record
 from caraml.suite.model import NOT_STATED, OWN_LOOP, Point
@@ -52,9 +55,9 @@ _UNTOLD = {
 
 
 class LoopRecords:
-    """Writes the records of one such loop. ``log`` has its phases, and the times of its records count from ``zero``."""
+    """Writes the records of one such loop, whose phases are in ``log``; the times of its records count from ``zero``."""
 
-    def __init__(self, point: Point, facts: Facts, out: Path, ranks: Ranks, log: PhaseLog) -> None:
+    def __init__(self, point: Point, facts: Facts, out: Path, ranks: Ranks) -> None:
         self.record: Record | None = None
         """What came out, on the rank that wrote it."""
         self.early: Path | None = None
@@ -64,14 +67,15 @@ class LoopRecords:
         self._making = threading.RLock()
         self._killed: Record | None = None
         """What is left of the loop if it is killed outright, besides what it has put away."""
-        self._point, self._facts, self._ranks, self.out, self._log = point, facts, ranks, out, log
-        self._started_at = now()
+        self._point, self._facts, self._ranks, self.out = point, facts, ranks, out
         self.told = ""
         """What was said last of the record: nothing is said twice in a row."""
         if not ranks.rank:
             record_killed(out)
+        ranks.barrier()  # those records are no part of this loop, and clocks of several nodes do not compare: zero is now on all ranks
+        self.log, self.started_at = PhaseLog(time.monotonic(), lambda phase: None), now()
         next_attempt = max(attempts(out / "points" / point.folder_name), default=0) + 1
-        self.zero, self._next_attempt, self._rank_0 = ranks.gather([log.origin, next_attempt, str(myself())])[0]
+        self.zero, self._next_attempt, self._rank_0 = ranks.gather([self.log.origin, next_attempt, str(myself())])[0]
         """Rank 0's zero of the record's times; the attempt's number if no other loop of this name takes it meanwhile; and its claim."""
 
     @contextmanager
@@ -105,10 +109,8 @@ class LoopRecords:
 
     def known(self, folder: Path, point: Point, files: dict[str, str], runtime: float, phases: list[Phase]) -> Known:
         """What a record in ``folder`` says besides what the ranks measured; ``runtime`` in seconds, with its ``phases``."""
-        probed = Peak(value=None, dtype=point.precision, reason=_NO_PEAK)
-        known = Known(folder, point, self._facts, self.zero, self._started_at, probed, files=files, no_wait=_NOT_TOLD)
-        known.runtime, known.phases = runtime, phases
-        return known
+        facts, began, peak = self._facts, self.started_at, Peak(value=None, dtype=point.precision, reason=_NO_PEAK)
+        return Known(folder, point, facts, self.zero, began, peak, runtime=runtime, phases=phases, files=files, no_wait=_NOT_TOLD)
 
     def write(self, everyone: list[RankSummary], known: Known, missing: dict[str, JsonValue], reported: bool) -> None:
         """The record of all ranks, in the folder that ``known`` names, or where there is room; ``reported`` says whether the device tells
@@ -166,7 +168,7 @@ class LoopRecords:
 
     def begin(self) -> None:
         """Look up what a record says of a loop that is killed outright, before it is measured."""
-        self._killed = self._failure("failed", _OUTRIGHT, {})
+        self._killed = self._failure("failed", _OUTRIGHT)
 
     def begun(self) -> Path:
         """The attempt's folder, made while the loop is measured. Raises ``OSError`` where it cannot be, which the loop's end sees to."""
@@ -175,9 +177,10 @@ class LoopRecords:
                 assert self._killed is not None
                 point, files = self._killed.point, {f"{CLAIM}1": str(myself()), MEASURED: self._killed.model_dump_json()}
                 self._made = Store(self.out).new_attempt(point, lambda _: {POINT: point.model_dump_json(indent=1), **files})
-                with suppress(OSError):
+                with suppress(OSError, RuntimeError):
                     make_folder(self.out / _OPEN)
                     touch(_mark(self._made))
+                    _stay_on(self._made / f"{CLAIM}1")
             return self._made
 
     def _begun_by_rank_0(self) -> Path | None:
@@ -186,10 +189,6 @@ class LoopRecords:
         made = (point / str(number) for number in attempts(point) if number >= self._next_attempt) if self._ranks.rank else ()
         return next((one for one in made if owned(one) and not (one / RECORD).exists() and str(holder(one)[1]) == self._rank_0), None)
 
-    def told_so_far(self) -> dict[str, JsonValue]:
-        """What a record says of a loop that has left no word."""
-        return {"started_at": self._started_at, "phases": [phase.model_dump() for phase in self._log.so_far]}
-
     def _move(self, error: OSError) -> None:
         """Give up the folder of the results for a temporary one: its disk is full, or it is gone, and nothing measured is to be lost."""
         made, given_up = new_folder_beside(Path(tempfile.gettempdir()) / "caraml-results", 0o700), self.out
@@ -197,11 +196,15 @@ class LoopRecords:
         self._made = None
         say(f"caraml: {given_up}: {error.strerror or error}; the record goes to {self.out}")
 
-    def keep_failure(self, folder: Path, status: Status, reason: str, files: dict[str, str]) -> None:
-        """Write the record of a loop that failed into an attempt's ``folder``, with ``files`` of what was measured before."""
-        self._keep(self._failure(status, reason, files).model_copy(update={"attempt": int(folder.name)}), folder)
+    def keep_failure(self, folder: Path, status: Status, reason: str) -> None:
+        """Write the record of a loop that failed into an attempt's ``folder``, with tables of what was put away there."""
+        record = self._failure(status, reason).model_copy(update={"attempt": int(folder.name)})
+        with suppress(Exception):
+            write_file(folder / MEASURED, record.model_dump_json())  # for :func:`record_killed`: tables of a day take minutes
+            record = record.model_copy(update={"files": tables(folder)})
+        self._keep(record, folder)
 
-    def _failure(self, status: Status, reason: str, files: dict[str, str]) -> Record:
+    def _failure(self, status: Status, reason: str) -> Record:
         surroundings, point = environment(), self.of_batch(1)
         missing = {**_table(surroundings.get("missing")), **self._missing(), "point.global_batch": "the loop was not measured to its end"}
         return Record(
@@ -210,12 +213,11 @@ class LoopRecords:
             point=point,
             status=status,
             reason=reason,
-            started_at=self._started_at,
-            phases=self._log.so_far,
+            started_at=self.started_at,
+            phases=self.log.so_far,
             facts=self._facts,
             system=detect().model_dump(mode="json"),
             environment={**surroundings, "missing": missing},
-            files=files,
         )
 
     def _missing(self) -> dict[str, JsonValue]:
@@ -250,19 +252,37 @@ def _mark(attempt: Path) -> Path:
     return attempt.parents[2] / _OPEN / f"{attempt.parent.name}.{attempt.name}"
 
 
+def _stay_on(claim: Path) -> None:
+    """Touch a claim until its attempt has a record, however long a step or a table takes: by that alone other hosts know that its process
+    lives."""
+
+    def stay() -> None:
+        while not os.path.exists(claim.parent / RECORD):  # noqa: PTH110 -- raises nothing where a disk is away
+            with suppress(OSError):
+                os.utime(claim, follow_symlinks=False)
+            time.sleep(BEAT_SECONDS)
+
+    threading.Thread(target=stay, name="claim", daemon=True).start()
+
+
 def record_killed(out: Path) -> None:
-    """Write the records of earlier loops that were killed outright, of what they had put away: nobody else looks after them."""
+    """Write the records of earlier loops that were killed, of what they had put away: nobody else looks after them. Of several loops that
+    begin at once, one does."""
     for mark in (out / _OPEN).glob(f"{OWN_LOOP}-*.*"):
         with suppress(Exception):  # of a store that cannot be written, say: it is no fault of the loop that begins
             attempt = out / "points" / mark.stem / mark.suffix[1:]
             if attempt.is_dir() and not (attempt / RECORD).exists():
                 if not owned(attempt) or attempt.resolve().parents[2] != out.resolve():  # there by a link
                     continue
-                owner = holder(attempt)[1]
-                if alive(owner, out) if owner is not None and owner.place == myself().place else recent(attempt, out):
+                number, owner = holder(attempt)
+                if alive(owner, out) if owner is not None and owner.place == myself().place else recent(attempt):
                     continue
-                finish(attempt, 1, "failed", _OUTRIGHT)
-                say(f"caraml: an earlier loop was killed in its window, and has its record now: {attempt / RECORD}")
+                mine, size = attempt / f"{CLAIM}{number + 1}", sum(path.stat().st_size for path in of_ranks(attempt))
+                write_new(mine, str(myself()))  # raises where another loop was faster
+                say(f"caraml: an earlier loop was killed; its record is made first, of {size / 1e6:.0f} MB: {attempt / RECORD}")
+                _stay_on(mine)
+                left = read_record(attempt / MEASURED)
+                finish(attempt, 1, left.status, left.reason)
             mark.unlink()
 
 

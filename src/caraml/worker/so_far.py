@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from caraml.base.files import flush, write_at
 from caraml.engine.instruments import Instruments
 from caraml.engine.loop import MeasuringLoop
 from caraml.engine.steps import PHASES, StepTable
-from caraml.results.journal import block, tables
+from caraml.results.journal import block
 from caraml.results.store import JOURNAL, RECORD
+from caraml.worker.record import PhaseLog
 
 _EVERY, _SHARE, _LONGEST = 2.0, 0.02, 120.0
 """Seconds from one time to the next, at least; the share of the time so far, of which no more is lost; and seconds at most."""
@@ -31,10 +31,9 @@ class SoFar:
     the loop does not hear: what was not written is tried again with what comes next.
     """
 
-    def __init__(self, place: Callable[[], Path], rank: int, origin: float, told: Callable[[], dict[str, Any]]) -> None:
-        """``place`` gives the attempt's folder, ``origin`` is the zero of the times of its record, of which ``told`` says what else is
-        known."""
-        self._place, self._rank, self._origin, self._told = place, rank, origin, told
+    def __init__(self, place: Callable[[], Path], rank: int, log: PhaseLog, started_at: str) -> None:
+        """``place`` gives the attempt's folder; its record has the phases and the zero of ``log``."""
+        self._place, self._rank, self._log, self._started_at = place, rank, log, started_at
         self._name = f"{JOURNAL}.{rank}" if rank else JOURNAL
         self._began = self._due = time.monotonic()
         self._idle, self._over = threading.Lock(), False
@@ -62,13 +61,6 @@ class SoFar:
             with suppress(Exception):  # whoever fails or is in haste has to end in any case
                 self._write(loop.so_far(self._steps) if loop is not None else StepTable(), instruments, whole=True)
 
-    def as_tables(self, folder: Path, loop: MeasuringLoop, instruments: Instruments | None) -> dict[str, str]:
-        """Put away all that is new, and make tables of all in an attempt's folder; the files' names, by kind. What fails is left out."""
-        self.rest(loop, instruments, folder)
-        with suppress(Exception):
-            return tables(folder)
-        return {}
-
     def close(self, *, measured: bool = False) -> bool:
         """Put away nothing more; what was makes room for tables where all was ``measured``. False where it was closed before, and where a
         disk does not take what came before."""
@@ -89,7 +81,9 @@ class SoFar:
 
     def _write(self, steps: StepTable, instruments: Instruments | None, *, whole: bool = False) -> None:
         readings = dict(self._readings)
-        content = b"".join(self._blocks(steps, instruments, readings, whole))
+        phases = [phase.model_dump() for phase in self._log.so_far]
+        told = block(started_at=self._started_at, phases=phases, whole=whole)
+        content = b"".join([*self._blocks(steps, instruments, readings), told])  # behind what it speaks of, which a full disk may cut off
         self._folder = self._place()
         if (self._folder / RECORD).exists():  # another rank's word, which has all of this
             return
@@ -97,11 +91,8 @@ class SoFar:
         flush(self._folder / self._name)
         self._size, self._steps, self._readings = self._size + len(content), self._steps + len(steps), readings
 
-    def _blocks(
-        self, steps: StepTable, instruments: Instruments | None, readings: dict[str, tuple[int, int]], whole: bool
-    ) -> Iterator[bytes]:
-        yield block(**self._told(), whole=whole)
-        of = {"origin": self._origin}
+    def _blocks(self, steps: StepTable, instruments: Instruments | None, readings: dict[str, tuple[int, int]]) -> Iterator[bytes]:
+        of = {"origin": self._log.origin}
         if len(steps):
             named = {"phase": "phases", "start": "starts", "seconds": "seconds", "data_wait": "data_waits"}
             columns = steps.columns()

@@ -61,7 +61,7 @@ class Worker:
         self.rank = int(os.environ.get("RANK", "0"))
         self._progress = ProgressWriter(folder, self.origin) if self.rank == 0 else None
         self.log = PhaseLog(self.origin, self._say)
-        self._so_far = SoFar(lambda: folder, self.rank, self.origin, self._told)
+        self._so_far = SoFar(lambda: folder, self.rank, self.log, self.started_at)
         self._instruments: Instruments | None = None
         self._hurried = False
         self.resumed: list[float] = []
@@ -264,10 +264,6 @@ class Worker:
     def hurry(self) -> None:
         """The job is about to be ended: measure no longer than it takes to say anything."""
         self._hurried = True
-
-    def _told(self) -> dict[str, Any]:
-        """What a record says of a worker that has left no word."""
-        return {"started_at": self.started_at, "phases": [phase.model_dump() for phase in self.log.so_far]}
 
     def _meanwhile(self) -> None:
         assert self._measuring is not None
