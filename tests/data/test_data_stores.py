@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.data.loader import stream
 from caraml.data.staging import stage, unstage
-from caraml.workloads.image_classification import Params, _parts
+from caraml.workloads.image_classification import Params, parts_of
 from caraml.workloads.image_classification.images import Form, ImageSamples, open_store
 from caraml.workloads.image_classification.packed import LmdbStore, TarStore, pack_images, write_shards
 from caraml.workloads.image_classification.store import FolderStore, ImageStore
@@ -146,11 +146,11 @@ def test_tiny_imagenet_is_read_as_it_is_unpacked(tmp_path: Path, image_folder: t
     (root / "wnids.txt").write_text("\n".join(given.classes))
     params = Params.model_validate({"data": str(root)})
     assert (params.data, params.path) == ("images", str(root))
-    train, held_out = _parts(str(root))
+    train, held_out = parts_of(str(root))
     assert held_out is not None and FolderStore(Path(train)).classes == FolderStore(Path(held_out)).classes == given.classes
     assert content(FolderStore(Path(train))) | content(FolderStore(Path(held_out))) == content(given)
     assert len(FolderStore(Path(held_out)).labels) == 50
-    assert _parts(str(root / "train")) == (str(root / "train"), None)
+    assert parts_of(str(root / "train")) == (str(root / "train"), None)
     forms: tuple[tuple[str, Form], ...] = (("a.lmdb", "lmdb"), ("a.tar", "webdataset"), ("b.zip", "archive"))
     for part, (name, form) in itertools.product((train, held_out), forms):  # packed, each image keeps its class
         packed = tmp_path / Path(part).name / name

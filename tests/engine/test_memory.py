@@ -15,8 +15,9 @@ from caraml.engine.passes import LiveBytes, Passes, passes_of
 from caraml.engine.ranks import Ranks
 from caraml.suite.model import Placement, Point
 from caraml.suite.placement import ModelShape
-from caraml.workloads.gpt import Params, config_of, stage_on_meta
+from caraml.workloads.gpt import Params
 from caraml.workloads.gpt.model import CHUNK_BYTES, COMPILED_CHUNK_BYTES
+from caraml.workloads.gpt.training import config_of, stage_on_meta
 from tests.conftest import MakePoint
 from tests.engine.parallel.training import measured_peak, train
 

@@ -10,8 +10,9 @@ import torch
 
 from caraml.suite.placement import layers_of_stage
 from caraml.workloads.flops import count_flops
-from caraml.workloads.gpt import Params, config_of, stage_on_meta
+from caraml.workloads.gpt import Params
 from caraml.workloads.gpt.model import GPT, GPTConfig, flops_per_token, hardware_flops_per_token, parameter_count
+from caraml.workloads.gpt.training import config_of, stage_on_meta
 
 
 def params(**values: object) -> Params:

@@ -23,9 +23,10 @@ from caraml.suite.model import Knobs, Placement, Point
 from caraml.suite.placement import Machine, misfit, why_skipped
 from caraml.workloads import params_of
 from caraml.workloads.base import BuildContext
-from caraml.workloads.gpt import Params, build
+from caraml.workloads.gpt import Params
 from caraml.workloads.gpt.megatron_core import MegatronGPT
 from caraml.workloads.gpt.model import GPT, GPTConfig
+from caraml.workloads.gpt.training import build
 from tests.conftest import MakePoint
 from tests.engine.parallel.test_parity import DEEP, HALF, TOLERANCE, Results, difference, run
 from tests.engine.parallel.test_worker_placement import SHORT

@@ -19,9 +19,10 @@ from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.suite.model import Placement
 from caraml.suite.placement import Machine, why_skipped
 from caraml.workloads.base import BuildContext
-from caraml.workloads.gpt import Params, build
+from caraml.workloads.gpt import Params
 from caraml.workloads.gpt.megatron_core import MegatronSamples
 from caraml.workloads.gpt.tokens import IndexedTokens, IndexedTokensWriter
+from caraml.workloads.gpt.training import build
 from tests.conftest import MakePoint
 from tests.engine.parallel.test_parity import HALF, TOLERANCE, Results, difference, run
 

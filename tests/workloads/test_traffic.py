@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from caraml.workloads.flops import Traffic, traffic
-from caraml.workloads.gpt import network_traffic
 from caraml.workloads.gpt.model import GPT, GPTConfig
+from caraml.workloads.gpt.training import network_traffic
 
 SMALL = GPTConfig(vocab_size=128, sequence_length=32, width=32, layers=2, heads=2)
 

@@ -18,7 +18,7 @@ from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Knobs, Point, Policy
 from caraml.workloads.gpt import Params as GptParams
 from caraml.workloads.image_classification import Params as ImageParams
-from caraml.workloads.image_classification import flops_per_image
+from caraml.workloads.image_classification.training import flops_per_image
 from tests.conftest import MakePoint
 from tests.stores import write_script
 

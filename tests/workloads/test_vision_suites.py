@@ -120,7 +120,7 @@ def test_names_of_networks_are_known_without_importing_timm(monkeypatch: pytest.
         imports.append(None)
         raise RuntimeError("operator torchvision::nms does not exist")
 
-    monkeypatch.setattr(image_classification, "_timm", broken)
+    monkeypatch.setattr(image_classification, "timm_here", broken)
     image_classification._others_than.cache_clear()
     here = replace(CPU, packages_here=True)
     assert with_network("mobilenetv3_large_100", here) == {"mobilenetv3_large_100"} == with_network("mobilenetv3_large_100", CPU)

@@ -33,9 +33,9 @@ from caraml.worker.together import Known
 from caraml.worker.training import Worker
 from caraml.workloads.base import BuildContext, Quality, Task
 from caraml.workloads.image_classification import Params as ImageParams
-from caraml.workloads.image_classification import _network, flops_per_image, goyal_rate
 from caraml.workloads.image_classification.packed import pack_images
 from caraml.workloads.image_classification.store import FolderStore, generate_image_folder
+from caraml.workloads.image_classification.training import _network, flops_per_image, goyal_rate
 from caraml.workloads.image_compression import Params as CompressionParams
 from caraml.workloads.image_compression.training import image_quality
 from caraml.workloads.question_answering import Params as QuestionParams

@@ -17,8 +17,9 @@ from caraml.engine.precision import HALF
 from caraml.suite.model import TRAINING, Placement, Point
 from caraml.suite.placement import ModelShape, impossible, layers_of_stage
 from caraml.system.model import System
-from caraml.workloads.gpt import Params, config_of
+from caraml.workloads.gpt import Params
 from caraml.workloads.gpt.model import GPTConfig
+from caraml.workloads.gpt.training import config_of
 
 _TOKEN = 8
 _MOMENTS = 2  # AdamW's, in fp32 as the weights are
@@ -352,12 +353,9 @@ class Planned:
 
 def planned_of(points: Iterable[Point]) -> list[Planned]:
     """The plans of those points whose memory can be planned and whose placement can be."""
-    return [Planned(point, memory_plan(point)) for point in points if is_planned(point) and _possible(point)]
-
-
-def _possible(point: Point) -> bool:
-    shape = Params.model_validate(point.params).model_shape()
-    return shape is not None and impossible(point, shape) is None
+    planned = [point for point in points if is_planned(point)]
+    possible = (point for point in planned if impossible(point, Params.model_validate(point.params).model_shape()) is None)
+    return [Planned(point, memory_plan(point)) for point in possible]
 
 
 def room(system: System, point: Point) -> float | None:

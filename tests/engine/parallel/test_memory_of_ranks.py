@@ -12,7 +12,8 @@ import pytest
 
 from caraml.engine.memory import _Rank
 from caraml.suite.model import Placement
-from caraml.workloads.gpt import Params, config_of
+from caraml.workloads.gpt import Params
+from caraml.workloads.gpt.training import config_of
 from tests.engine.parallel.test_parity import ROOT
 from tests.engine.parallel.training import point_of
 

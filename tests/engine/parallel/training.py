@@ -41,9 +41,9 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
 from caraml.engine.steps import Step, StepOutcome
 from caraml.suite.model import Knobs, Placement, Point
-from caraml.workloads import gpt
 from caraml.workloads.base import BuildContext
 from caraml.workloads.gpt import tokens
+from caraml.workloads.gpt import training as gpt
 
 CPU = torch.device("cpu")
 STEP = "one step"
