@@ -99,9 +99,8 @@ def _own_folder(to: Path) -> Path:
         return private_folder(user_folder(to))
     except OSError as error:
         where, wrong = error.filename or to, isinstance(error, FileExistsError | NotADirectoryError)
-        raise (InputError if wrong else EnvironmentUnfitError)(
-            f"{where}: cannot stage data here: {error.strerror or error}", "choose another folder of this node"
-        ) from error
+        found = f"{where}: cannot stage data here: {error.strerror or error}"
+        raise (InputError if wrong else EnvironmentUnfitError)(found, "choose another folder of this node") from error
 
 
 def _fill(folder: Path, source: Path, unpack: bool) -> None:
@@ -134,9 +133,8 @@ def _bytes_below(folder: Path) -> int:
 def _refuse_full(folder: Path, source: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise EnvironmentUnfitError(
-            f"{folder.parent}: found {free:,} bytes free; staging {source} needs {needed:,}", "stage elsewhere, or use a smaller set"
-        )
+        found = f"{folder.parent}: found {free:,} bytes free; staging {source} needs {needed:,}"
+        raise EnvironmentUnfitError(found, "stage elsewhere, or use a smaller set")
 
 
 def _unpack(source: Path, content: Path) -> None:
@@ -175,9 +173,8 @@ def _plain_member(source: Path, member: tarfile.TarInfo) -> tarfile.TarInfo:
 def _refuse_outside(source: Path, name: str) -> None:
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or len(name) > _LONGEST:
-        raise InputError(
-            f"{source}: not unpacked: {name[:200]!r} would land outside the destination, or is too long", "do not trust this archive"
-        )
+        found = f"{source}: not unpacked: {name[:200]!r} would land outside the destination, or is too long"
+        raise InputError(found, "do not trust this archive")
 
 
 def _one_by_one(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

@@ -180,10 +180,8 @@ def begin(out: Path, marks: Path, plan: Mapping[str, Any]) -> None:
     there = sum(_sizes(marks).values()) if marks.is_dir() else 0
     wanted, free = plan["gigabytes"] * 1e9 - there, shutil.disk_usage(out.parent).free
     if wanted > free:
-        raise EnvironmentUnfitError(
-            f"{out}: found {free / 1e9:,.1f} GB free on its disk, expected the {wanted / 1e9:,.1f} GB that are to be written",
-            "fewer --gigabytes, or --out on another disk",
-        )
+        found = f"{out}: found {free / 1e9:,.1f} GB free on its disk, expected the {wanted / 1e9:,.1f} GB that are to be written"
+        raise EnvironmentUnfitError(found, "fewer --gigabytes, or --out on another disk")
     marks.mkdir(parents=True, exist_ok=True)
     write_file(marks / _PLAN, text)
 

@@ -240,10 +240,8 @@ def open_device(device_class: DeviceClass, local_rank: int) -> Device:
     if local_rank >= count:
         variables = " or ".join(family.variables) or "the variables of its plug-in"
         hidden = ", ".join(f"{name}={os.environ[name]}" for name in family.variables if name in os.environ)
-        raise EnvironmentUnfitError(
-            f"local rank {local_rank} has no {family.title}: torch sees {count}" + (f", with {hidden}" if hidden else ""),
-            f"check {variables}, and how many processes the launcher starts on a node",
-        )
+        found = f"local rank {local_rank} has no {family.title}: torch sees {count}" + (f", with {hidden}" if hidden else "")
+        raise EnvironmentUnfitError(found, f"check {variables}, and how many processes the launcher starts on a node")
     return CudaDevice(local_rank) if kind == "cuda" else AcceleratorDevice(kind, local_rank)
 
 
@@ -271,9 +269,8 @@ def collectives(device: torch.device) -> str:
     try:
         return torch.distributed.get_default_backend_for_device(device)
     except ValueError as error:
-        raise EnvironmentUnfitError(
-            f"torch knows no collectives between devices of type {device.type!r}: {error}", "measure one device per point"
-        ) from error
+        found = f"torch knows no collectives between devices of type {device.type!r}: {error}"
+        raise EnvironmentUnfitError(found, "measure one device per point") from error
 
 
 def gpus(indices: Iterable[int]) -> list[str]:

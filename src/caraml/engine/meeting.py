@@ -108,10 +108,8 @@ def _prove(group: dist.ProcessGroup, secret: bytes) -> None:
         if not hmac.compare_digest(found[index * _PROOF_BYTES : (index + 1) * _PROOF_BYTES], proof(other, me))
     ]
     if strangers:
-        raise EnvironmentUnfitError(
-            f"somebody else has taken the connection of rank {me} with rank {', '.join(strangers)}: nothing was measured",
-            "look who else uses the machine; SECURITY.md says what another user can and cannot do",
-        )
+        what = f"somebody else has taken the connection of rank {me} with rank {', '.join(strangers)}: nothing was measured"
+        raise EnvironmentUnfitError(what, "look who else uses the machine; SECURITY.md says what another user can and cannot do")
 
 
 def interface_addresses() -> dict[str, str]:

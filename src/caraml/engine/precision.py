@@ -55,10 +55,8 @@ def check_precision(precision: Precision, device: torch.device, emulated: bool =
     if device.type == "cpu":
         if precision in (cpu := host.cpu()).emulates and not emulated:
             needed = " or ".join(UNITS[ARITHMETIC[precision]])
-            raise EnvironmentUnfitError(
-                f"precision: found {precision!r}, which this {cpu.model} only emulates, without {needed}",
-                "ask for fp32, or set emulated = true",
-            )
+            found = f"precision: found {precision!r}, which this {cpu.model} only emulates, without {needed}"
+            raise EnvironmentUnfitError(found, "ask for fp32, or set emulated = true")
         return
     family = family_of(device.type)
     if ARITHMETIC[precision] not in family.arithmetic:
@@ -88,10 +86,8 @@ def check_graphs(compiled: Compile, device: torch.device) -> None:
     """Raise ``EnvironmentUnfitError`` for a way to compile that replays graphs (``compiled``), on an accelerator that has none of CUDA's:
     torch would leave them out without a word."""
     if device.type not in ("cpu", "cuda"):
-        raise EnvironmentUnfitError(
-            f"compile: found {compiled!r}, which replays CUDA graphs; {device.type} devices have none",
-            'ask for compile = "default" or "max-autotune-no-cudagraphs"',
-        )
+        found = f"compile: found {compiled!r}, which replays CUDA graphs; {device.type} devices have none"
+        raise EnvironmentUnfitError(found, 'ask for compile = "default" or "max-autotune-no-cudagraphs"')
 
 
 def set_matmul_precision(precision: Precision) -> None:

@@ -297,24 +297,30 @@ class GraphedPasses:
         return loss
 
     def _timed(self, batches: Iterator[Any]) -> torch.Tensor:
-        """A usual step; after ``TRIALS`` of them, whether a graph is worth a trial. Waiting for input counts for both."""
-        if not self._calls:
-            self._graph.synchronize()
-            self._begin = time.perf_counter()
-        loss = self._passes(batches)
-        self._calls += 1
-        if self._calls == TRIALS:
-            launched = time.perf_counter() - self._begin
-            self._graph.synchronize()
-            whole = time.perf_counter() - self._begin
-            self._usual_seconds = whole / TRIALS
-            self._calls = 0
-            self.told |= {"usual_seconds": self._usual_seconds, "launching_seconds": launched / TRIALS}
-            if launched < LAUNCHING * whole:
-                self._leave(f"the device is busy: launching takes {human(launched / TRIALS, 's')} of {human(self._usual_seconds, 's')}")
+        """A usual step; after ``TRIALS`` of them, whether a graph is worth a trial."""
+        loss, seconds = self._trial(self._passes, batches)
+        if seconds is not None:
+            launched, self._usual_seconds = seconds
+            self.told |= {"usual_seconds": self._usual_seconds, "launching_seconds": launched}
+            if launched < LAUNCHING * self._usual_seconds:
+                self._leave(f"the device is busy: launching takes {human(launched, 's')} of {human(self._usual_seconds, 's')}")
             else:
                 self._act = self._captured
         return loss
+
+    def _trial(self, passes: Passes, batches: Iterator[Any]) -> tuple[torch.Tensor, tuple[float, float] | None]:
+        """One of ``TRIALS`` steps; with the last, how long launching one took, and all of it [s]. Waiting for input counts for both."""
+        if not self._calls:
+            self._graph.synchronize()
+            self._begin = time.perf_counter()
+        loss = passes(batches)
+        self._calls += 1
+        if self._calls < TRIALS:
+            return loss, None
+        launched = time.perf_counter() - self._begin
+        self._graph.synchronize()
+        self._calls = 0
+        return loss, (launched / TRIALS, (time.perf_counter() - self._begin) / TRIALS)
 
     # -- with the graph ------------------------------------------------------------------------------------------------
 
@@ -344,19 +350,14 @@ class GraphedPasses:
 
     def _tried(self, batches: Iterator[Any]) -> torch.Tensor:
         """A replay; after ``TRIALS`` of them, which way is kept."""
-        if not self._calls:
-            self._graph.synchronize()
-            self._begin = time.perf_counter()
-        loss = self._replayed(batches)
-        self._calls += 1
-        if self._calls == TRIALS:
-            self._graph.synchronize()
-            seconds = (time.perf_counter() - self._begin) / TRIALS
+        loss, times = self._trial(self._replayed, batches)
+        if times is not None:
+            seconds = times[1]
             self.told |= {"graph_seconds": seconds, "why": f"{human(seconds, 's')} instead of {human(self._usual_seconds, 's')}"}
             if seconds < WORTH * self._usual_seconds:
                 self._act = self._replayed
             else:
-                self._leave(f"no faster: {human(seconds, 's')} instead of {human(self._usual_seconds, 's')}")
+                self._leave(f"no faster: {self.told['why']}")
                 self._graph.drop()
                 self._static = []
         return loss

@@ -164,12 +164,13 @@ class SuitePart:
         for condition in conditions:
             condition.know(known.union(*(model.model_fields for model in models.values())))
             condition.see_texts(texts)
-        found = frozenset(
-            one.key
-            for one in plan.points
-            if not one.benchmarks.isdisjoint(benchmarks)
-            and all(condition.holds(self._names(one.point, params_of(one.point.workload), machine)) for condition in conditions)
-        )
+
+        def meets(point: Point) -> bool:
+            """The conditions speak as those of a suite do, and of the repeat, which a suite has only afterwards."""
+            names = {"repeat": point.repeat, **condition_names(point, models[point.workload], machine)} if conditions else {}
+            return all(condition.holds(names) for condition in conditions)
+
+        found = frozenset(one.key for one in plan.points if not one.benchmarks.isdisjoint(benchmarks) and meets(one.point))
         if not found:
             words = [f"--only {name}" for name in self.names] + [f"--where {text!r}" for text in self.where]
             raise InputError(f"no point of suite {file.suite.name} is meant by {' '.join(words)}", "caraml plan shows all of its points")
@@ -179,11 +180,6 @@ class SuitePart:
                 found |= {one.key}
                 needed |= set(one.point.needs)
         return found
-
-    @staticmethod
-    def _names(point: Point, model: type[BaseModel], machine: Machine) -> dict[str, Any]:
-        """What a condition by hand may speak of: as one of a suite, and of the repeat, which a suite has only afterwards."""
-        return {"repeat": point.repeat, **condition_names(point, model, machine)}
 
 
 WHOLE = SuitePart()
@@ -215,8 +211,6 @@ def _benchmarks(asked: str, file: SuiteFile) -> list[str]:
         count = len(asked.split())
         several = [" ".join(words[at : at + count]) for words in map(str.split, own) for at in range(len(words))]
         guess = nearest(asked, [*own, *(several if count > 1 else words_of(own))])  # as many words as were asked for
-        raise InputError(
-            f"--only {asked}: no benchmark of suite {file.suite.name!r} has this name",
-            f"did you mean {guess!r}?" if guess else f"known: {', '.join(own)}",
-        )
+        what = f"--only {asked}: no benchmark of suite {file.suite.name!r} has this name"
+        raise InputError(what, f"did you mean {guess!r}?" if guess else f"known: {', '.join(own)}")
     return found

@@ -87,9 +87,8 @@ class _Parameters:
         element = self.elements.get(name)
         mode = "text" if element is None else element.attributes.get("mode", "text")
         if element is None or mode not in ("text", "python") or depth > DEPTH:
-            raise _UnknownError(
-                f"${name} is known only to a run" if element is None or depth > DEPTH else f"{mode} commands are not executed"
-            )
+            found = f"${name} is known only to a run" if element is None or depth > DEPTH else f"{mode} commands are not executed"
+            raise _UnknownError(found)
         self.used.add(name)
         text = self.filled(element.text, chosen, depth).strip()
         if mode == "python":

@@ -141,10 +141,8 @@ def user_folders(beside: Path | None = None) -> list[Path]:
 
 def _not_read(folder: Path, found: tuple[str, str], way: str) -> InputError:
     """The error for systems that others than this user could have written: ``found`` is where and who, ``way`` what to do about it."""
-    return InputError(
-        f"{folder}: not read, because its systems may have lines that run as you, and others could write them: {': '.join(found)}",
-        f"{way} or, if you trust them, export {TRUSTED_FOLDERS}={found[0]}",
-    )
+    what = f"{folder}: not read, because its systems may have lines that run as you, and others could write them: {': '.join(found)}"
+    return InputError(what, f"{way} or, if you trust them, export {TRUSTED_FOLDERS}={found[0]}")
 
 
 @cache

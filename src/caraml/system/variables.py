@@ -158,10 +158,8 @@ def _key() -> bytes:
             'write env = { NAME = "$NAME" } and have NAME in your environment, or set XDG_CONFIG_HOME to a folder of yours',
         ) from error
     if len(key) != _SALT_BYTES or known.st_uid != os.geteuid() or known.st_mode & 0o077:
-        raise EnvironmentUnfitError(
-            f"{path}: expected {_SALT_BYTES} bytes that only you can read; others could guess what is hidden with this key",
-            "remove it: a new one is made, and points with hidden values are measured again",
-        )
+        found = f"{path}: expected {_SALT_BYTES} bytes that only you can read; others could guess what is hidden with this key"
+        raise EnvironmentUnfitError(found, "remove it: a new one is made, and points with hidden values are measured again")
     return key
 
 

@@ -119,12 +119,6 @@ def how_to_install(packages: list[str]) -> str:
     return f"pip install 'caraml[{min(fitting)[1]}]'" if fitting else f"pip install {' '.join(packages)}"
 
 
-_SCHEMAS = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-)
-
-
 _declared: list[torch.library.Library] = []
 """The library that holds our schemas. Torch withdraws them when the object dies, so it lives as long as the process."""
 
@@ -147,8 +141,8 @@ def make_torchvision_importable() -> None:
     if has_gpu_build or _declared or not _torchvision_operators_missing():
         return
     library = torch.library.Library("torchvision", "DEF")
-    for schema in _SCHEMAS:
-        library.define(schema)
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _declared.append(library)
 
 

@@ -11,9 +11,9 @@ import string
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from caraml.base.errors import InputError, nearest
 from caraml.base.limits import COUNT, PATTERN
@@ -63,14 +63,8 @@ class MetricSpec(StatedMetric):
 class Marks(FrozenModel):
     """Regular expressions of the lines between which the window lies; the program must flush them as it prints them."""
 
-    begin: str
-    end: str
-
-    @field_validator("begin", "end")
-    @classmethod
-    def _compiles(cls, pattern: str) -> str:
-        _compiled(pattern)
-        return pattern
+    begin: Annotated[str, AfterValidator(lambda pattern: _compiled(pattern).pattern)]
+    end: Annotated[str, AfterValidator(lambda pattern: _compiled(pattern).pattern)]
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

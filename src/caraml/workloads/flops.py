@@ -74,8 +74,7 @@ class _Counter(TorchDispatchMode):
 
 def count_flops(work: Callable[[], object]) -> float:
     """FLOPs of ``work``: 2 per multiply-add of matrix products, convolutions and attention; on the meta device nothing is computed."""
-    counter = _Counter()
-    with counter:
+    with _Counter() as counter:
         work()
     return float(counter.total)
 

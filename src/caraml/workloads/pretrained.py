@@ -82,9 +82,8 @@ def load_weights(model: Any, folder: Path, head: tuple[str, ...]) -> None:
         *_listed("not part of this network", more, len(more)),
     ]
     if faults:
-        raise InputError(
-            f"{path}: found the weights of another network: {'; '.join(faults)}", "compare config.json with the preset's sizes"
-        )
+        what = f"{path}: found the weights of another network: {'; '.join(faults)}"
+        raise InputError(what, "compare config.json with the preset's sizes")
     model.load_state_dict({name: value for name, value in named.items() if name in wanted}, strict=False)
 
 
@@ -233,9 +232,8 @@ def _read_merges(path: Path, ids: dict[str, int]) -> list[tuple[str, str]]:
             continue
         left, _, right = text.partition(" ")
         if not {left, right, left + right} <= ids.keys():
-            raise InputError(
-                f"{path}, line {number}: found {text[:80]!r}; expected two tokens that are in the vocabulary, as is their union"
-            )
+            found = f"{path}, line {number}: found {text[:80]!r}; expected two tokens that are in the vocabulary, as is their union"
+            raise InputError(found)
         merges.append((left, right))
         if len(merges) > TOKENIZER_VALUES:
             raise too_large(path, len(merges), TOKENIZER_VALUES, "merges")

@@ -32,15 +32,6 @@ from caraml.suite.model import Placement, Point
 from caraml.workloads.base import Division, Task
 
 
-def share_layers(stage: nn.Module, division: Division, tp: DeviceMesh, sequence_parallel: bool) -> None:
-    """Divide the parameters of a stage on the meta device, and have its loss computed where the logits are."""
-    assert division.tensor_plan is not None
-    parallelize_module(stage, tp, division.tensor_plan(stage, sequence_parallel))
-    division.complete(stage)
-    if hasattr(stage, "loss"):
-        setattr(stage, "loss", vocabulary_parallel_loss)  # noqa: B010  -- a function, which torch's types do not expect on a module
-
-
 def vocabulary_parallel_loss(head: nn.Module, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy of logits whose vocabulary is divided; nobody ever holds a whole row. Needs :func:`around_step`."""
     logits = head(hidden)  # (B, T, V), V divided
@@ -226,7 +217,10 @@ def divide(task: Task, point: Point, mesh: Mesh, device: torch.device) -> Divide
 def _stage(stage: nn.Module, division: Division, point: Point, mesh: Mesh, device: torch.device) -> nn.Module:
     placement = point.placement
     if placement.tp > 1 and division.tensor_plan is not None:
-        share_layers(stage, division, mesh.tp, placement.sp)
+        parallelize_module(stage, mesh.tp, division.tensor_plan(stage, placement.sp))
+        division.complete(stage)
+        if hasattr(stage, "loss"):  # it is computed where the logits are
+            setattr(stage, "loss", vocabulary_parallel_loss)  # noqa: B010  -- a function, which torch's types do not expect on a module
 
     def materialise(module: nn.Module, prefix: str) -> None:
         give_memory(module, prefix, division, device)

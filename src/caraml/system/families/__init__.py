@@ -126,10 +126,8 @@ def _import(build: TorchBuild) -> Any:
         return importlib.import_module("torch")
     except (ImportError, OSError, RuntimeError) as error:
         cause = f": {in_a_line(error.__cause__)}" if isinstance(error.__cause__, Exception) else ""
-        return EnvironmentUnfitError(
-            f"torch {build.version} cannot be imported with its plug-in {', '.join(build.plugins)}: {in_a_line(error)}{cause}",
-            f"repair or remove the plug-in, or keep torch from loading it: export {AUTOLOAD}=0",
-        )
+        found = f"torch {build.version} cannot be imported with its plug-in {', '.join(build.plugins)}: {in_a_line(error)}{cause}"
+        return EnvironmentUnfitError(found, f"repair or remove the plug-in, or keep torch from loading it: export {AUTOLOAD}=0")
 
 
 def _by_torch(torch: Any, device_type: str) -> Iterator[DeviceModel]:
@@ -182,10 +180,8 @@ def refusal(root: Path = Path("/")) -> EnvironmentUnfitError | None:
         for family, devices in shown:
             if any(device.model not in INTEGRATED for device in devices.devices):
                 installed = f"torch {build.version}, built for {build.built_for}," if build is not None else "an absent torch"
-                return EnvironmentUnfitError(
-                    f"found {_told(root, family)}: {installed} cannot drive it, and its CPUs would be measured instead",
-                    f"{family.fix}; {_CPU}",
-                )
+                what = f"found {_told(root, family)}: {installed} cannot drive it, and its CPUs would be measured instead"
+                return EnvironmentUnfitError(what, f"{family.fix}; {_CPU}")
     try:
         torch_s_devices(root)
     except EnvironmentUnfitError as error:
@@ -202,10 +198,8 @@ def _unmet(root: Path, wanted: str) -> EnvironmentUnfitError | None:
         guess = kind or (nearest(wanted, names) if len(wanted) > 3 else None)  # names of three letters all resemble each other
         installed = f"torch {build.version}, built for {build.built_for}," if build is not None else "an absent torch"
         expected = "" if asked else f"; expected {', '.join(names)}, or what a plug-in of torch calls its devices"
-        return EnvironmentUnfitError(
-            f"{OVERRIDE}: found {wanted!r}, which {installed} cannot drive{expected}",
-            f"did you mean {guess!r}?" if guess and not asked else f"{(asked or [OTHER])[0].fix}; {_CPU}",
-        )
+        what = f"{OVERRIDE}: found {wanted!r}, which {installed} cannot drive{expected}"
+        return EnvironmentUnfitError(what, f"did you mean {guess!r}?" if guess and not asked else f"{(asked or [OTHER])[0].fix}; {_CPU}")
     if wanted == "cuda" and any(family in asked for family, _ in _shown(root)):
         return None
     try:

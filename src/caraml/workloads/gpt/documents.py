@@ -44,10 +44,8 @@ def text_files(inputs: Sequence[Path]) -> list[Path]:
         if path.is_dir():
             found = sorted(_walk(path))
             if not found:
-                raise InputError(
-                    f"{path}: found no text file; expected JSON Lines, Parquet, plain text or source files",
-                    "name a file itself to have it read as plain text whatever its suffix",
-                )
+                what = f"{path}: found no text file; expected JSON Lines, Parquet, plain text or source files"
+                raise InputError(what, "name a file itself to have it read as plain text whatever its suffix")
             files += found
         elif path.is_file():
             files.append(path)
@@ -178,6 +176,5 @@ def _parts(connection: duckdb.DuckDBPyConnection, path: Path, text: str) -> Iter
 
 def _missing_text(where: str, text_key: str, found: list[str]) -> InputError:
     guess = nearest(text_key, found) or next(iter(found), "KEY")
-    return InputError(
-        f"{where}: found the keys {', '.join(found) or 'none'}; expected {text_key!r}", f"name the text's key, such as {guess!r}"
-    )
+    what = f"{where}: found the keys {', '.join(found) or 'none'}; expected {text_key!r}"
+    return InputError(what, f"name the text's key, such as {guess!r}")

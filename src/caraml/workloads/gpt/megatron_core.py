@@ -189,10 +189,8 @@ class MegatronSamples(TokenSamples):
         first, last = (round(share * float(len(corpus))) for share in config.split_matrix[0])
         tokens = int(corpus.index.lengths[first:last].sum(dtype=np.int64))
         if tokens <= sequence_length:
-            raise InputError(
-                f"{path}: found {tokens} tokens in the first part of order_split {split!r}; expected at least {sequence_length + 1}",
-                "prepare more text, shorten the sequence, or use params.order_split = '100,0,0'",
-            )
+            found = f"{path}: found {tokens} tokens in the first part of order_split {split!r}; expected at least {sequence_length + 1}"
+            raise InputError(found, "prepare more text, shorten the sequence, or use params.order_split = '100,0,0'")
         self.samples_per_epoch = (tokens - 1) // sequence_length
         self._dataset = GPTDataset(IndexedDataset(path), path, np.arange(first, last, dtype=np.int32), run_samples, Split.train, config)
         self._count = len(self._dataset)

@@ -189,10 +189,8 @@ def standard_library_sources(max_bytes: int) -> list[Path]:
         found += [Path(parent, name) for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")]
     sources = sorted(found)
     if not sources:
-        raise EnvironmentUnfitError(
-            f"{root}: this Python has no sources of its standard library, the default text",
-            "prepare a text of your own with `caraml data prepare text INPUT --out PREFIX`",
-        )
+        what = f"{root}: this Python has no sources of its standard library, the default text"
+        raise EnvironmentUnfitError(what, "prepare a text of your own with `caraml data prepare text INPUT --out PREFIX`")
     totals = itertools.accumulate(path.stat().st_size for path in sources)
     return [path for path, total in zip(sources, totals, strict=True) if total <= max_bytes]
 

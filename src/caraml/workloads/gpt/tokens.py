@@ -254,10 +254,8 @@ class TokenSamples:
         self.vocab_size = vocab_size
         self._count = max(0, (len(corpus.stream) - 1) // sequence_length)
         if self._count == 0:
-            raise InputError(
-                f"{corpus.prefix}: found {len(corpus.stream)} tokens; expected at least {sequence_length + 1} for one sample",
-                "prepare more text or shorten the sequence",
-            )
+            found = f"{corpus.prefix}: found {len(corpus.stream)} tokens; expected at least {sequence_length + 1} for one sample"
+            raise InputError(found, "prepare more text or shorten the sequence")
 
     def __len__(self) -> int:
         return self._count
@@ -270,10 +268,8 @@ class TokenSamples:
             raise IndexError(f"sample {position} of {self._count}")
         ids = self._ids(position)
         if self.vocab_size is not None and (int(ids.min()) < 0 or int(ids.max()) >= self.vocab_size):
-            raise InputError(
-                f"{self.corpus.prefix}: sample {position} has token {int(ids.max())}; expected ids from 0 to {self.vocab_size - 1}",
-                "the model's vocabulary must hold the one that the corpus was prepared with",
-            )
+            found = f"{self.corpus.prefix}: sample {position} has token {int(ids.max())}; expected ids from 0 to {self.vocab_size - 1}"
+            raise InputError(found, "the model's vocabulary must hold the one that the corpus was prepared with")
         return torch.from_numpy(ids)
 
     def _ids(self, position: int) -> npt.NDArray[np.int64]:

@@ -191,10 +191,8 @@ class DaliBatches(Iterator[list[torch.Tensor]]):
         try:
             from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
         except ImportError as error:
-            raise EnvironmentUnfitError(
-                "data = 'dali' needs NVIDIA DALI, which is not installed",
-                "pip install nvidia-dali-cuda120 (or -cuda130), or use data = 'images'",
-            ) from error
+            found = "data = 'dali' needs NVIDIA DALI, which is not installed"
+            raise EnvironmentUnfitError(found, "pip install nvidia-dali-cuda120 (or -cuda130), or use data = 'images'") from error
         pipeline = self._pipeline(threads, seed, rank, world)
         self._source = DALIGenericIterator(
             [pipeline], ["images", "labels"], reader_name="files", auto_reset=True, last_batch_policy=LastBatchPolicy.DROP

@@ -107,9 +107,8 @@ class ImageSamples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
             except (Damaged, OSError, InputError) as error:
                 name = self.store.name(position)
                 if self.on_damaged == "fail":
-                    raise InputError(
-                        f"{name}: not readable as an image: {error}", "repair or remove it, or set on_damaged = 'skip'"
-                    ) from error
+                    found = f"{name}: not readable as an image: {error}"
+                    raise InputError(found, "repair or remove it, or set on_damaged = 'skip'") from error
                 damaged.append((name, str(error)))
                 if len(damaged) >= min(_MOST_IN_A_ROW, images):
                     raise InputError(f"{name}: not readable as an image, nor the {len(damaged) - 1} before it: {error}") from error

@@ -253,16 +253,14 @@ def _write_index(path: Path, shards: list[Path], folder: Path) -> None:
                         _note(images, given, number, member, archive)
                     archive.members.clear()  # type: ignore[attr-defined]  # a million of them take gigabytes
         except (tarfile.TarError, OSError, UnicodeDecodeError) as error:
-            raise InputError(
-                f"{shard}: not readable as an uncompressed tar: {error}", "unpack a compressed one with data = 'archive'"
-            ) from error
+            what = f"{shard}: not readable as an uncompressed tar: {error}"
+            raise InputError(what, "unpack a compressed one with data = 'archive'") from error
     found, offsets, sizes, keys, folders = zip(*images, strict=True) if images else ((),) * 5
     names = [given.get(key, name) for key, name in zip(keys, folders, strict=True)]
     without = [key for key, name in zip(keys, names, strict=True) if not name]
     if without:
-        raise InputError(
-            f"{path}: found {count(len(without), 'image')} without a class, first {without[0]!r}; expected CLASS/IMAGE, or a .cls beside"
-        )
+        what = f"{path}: found {count(len(without), 'image')} without a class, first {without[0]!r}; expected CLASS/IMAGE, or a .cls beside"
+        raise InputError(what)
     classes, labels = number_classes(names, path)
     # Numbers stay what they are, also where some class has no image here.
     if all(name.isdecimal() and len(name) < _DIGITS for name in classes):

@@ -79,9 +79,7 @@ def grow_image_folder(root: Path, gigabytes: float, classes: int, seed: int = 0,
     for left in root.glob("class_*/.*.tmp"):  # by a writer that was killed
         left.unlink(missing_ok=True)
     sizes = grow(marks, gigabytes, partial(_write_block, root, classes, seed), tell, alike=False)
-    for image in range(
-        _BLOCK * len(sizes), _BLOCK * (len(sizes) + _BEYOND)
-    ):  # of blocks that were begun before an end, and not needed after it
+    for image in range(_BLOCK * len(sizes), _BLOCK * (len(sizes) + _BEYOND)):  # of blocks begun before an end, and not needed after it
         _image_path(root, image, classes).unlink(missing_ok=True)
     facts = {"classes": classes, "images": _BLOCK * len(sizes), "bytes": sum(sizes), "seed": seed}
     write_file(root / FACTS_FILE, json.dumps(facts, indent=2) + "\n")

@@ -213,17 +213,13 @@ def _tokenizer(path: Path, questions: list[Question], vocabulary: Path, tokens: 
     """What cuts questions with their texts into windows."""
     words = _words(vocabulary)
     if [kind for kind, _ in itertools.groupby(words.encode("a", "a").sequence_ids)][:4] != [None, 0, None, 1]:
-        raise InputError(
-            f"{vocabulary}: marks neither begin nor end of a question; expected a tokenizer that makes [CLS] question [SEP] text [SEP]",
-            "give the tokenizer of a BERT",
-        )
+        found = f"{vocabulary}: marks neither begin nor end of a question; expected a tokenizer that makes [CLS] question [SEP] text [SEP]"
+        raise InputError(found, "give the tokenizer of a BERT")
     stride = min(STRIDE, tokens // 4)
     longest = max(words.encode_batch([question.question for question in questions]), key=len)
     if tokens - len(longest) - 1 <= stride:  # a window holds the question, the text, a [SEP], and more of the text than it repeats
-        raise InputError(
-            f"{path}: a question of {len(longest)} tokens does not fit into a window of {tokens} with {stride} of overlap",
-            "use more tokens",
-        )
+        found = f"{path}: a question of {len(longest)} tokens does not fit into a window of {tokens} with {stride} of overlap"
+        raise InputError(found, "use more tokens")
     words.enable_truncation(tokens, stride=stride, strategy="only_second")
     words.enable_padding(length=tokens)
     return words

@@ -227,10 +227,8 @@ def grow_weather(  # noqa: PLR0917 -- as prepare_weather, with a size and somebo
         shutil.rmtree(out)
         least = f"--gigabytes {math.ceil(_FEWEST * each / 1e7) / 100:g} or more"
         smaller = ", or less with --size tiny" if size != "tiny" else ""
-        raise InputError(
-            f"--gigabytes: found {gigabytes:g}, which is {count(parts, what)} of {each:,} bytes; expected {_FEWEST} or more",
-            least + smaller,
-        )
+        found = f"--gigabytes: found {gigabytes:g}, which is {count(parts, what)} of {each:,} bytes; expected {_FEWEST} or more"
+        raise InputError(found, least + smaller)
     if in_parts and data.write_room(out, size, parts):
         for mark in marks.glob("[0-9]*"):  # of values of files that are gone
             mark.unlink()

@@ -265,9 +265,7 @@ def write_netcdf(
             if values is None:
                 shape = tuple(lengths[one] for one in dimensions)
                 stored = file.create_variable(name, dimensions, np.dtype("<f4"))
-                stored[tuple(length - 1 for length in shape)] = (
-                    0.0  # takes its place in the file, which is as large as all of it from now on
-                )
+                stored[tuple(length - 1 for length in shape)] = 0.0  # the file is as large as all of it from now on
                 continue
             array = np.asarray(values)
             if array.dtype.kind == "U":

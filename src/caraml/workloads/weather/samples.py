@@ -100,10 +100,8 @@ class Cached(torch.utils.data.Dataset[Sample]):
         need = len(samples) * sum(tensor.nbytes for tensor in first)
         if shared and _SHARED_MEMORY.is_dir() and need > shutil.disk_usage(_SHARED_MEMORY).free:
             free = shutil.disk_usage(_SHARED_MEMORY).free
-            raise EnvironmentUnfitError(
-                f"the cache needs {need / 2**30:.1f} GiB of shared memory; {_SHARED_MEMORY} has {free / 2**30:.1f} GiB free",
-                "set cache = false, or workers = 0",
-            )
+            found = f"the cache needs {need / 2**30:.1f} GiB of shared memory; {_SHARED_MEMORY} has {free / 2**30:.1f} GiB free"
+            raise EnvironmentUnfitError(found, "set cache = false, or workers = 0")
         self._store = [torch.empty(len(samples), *tensor.shape, dtype=tensor.dtype) for tensor in first]
         self._known = torch.zeros(len(samples), dtype=torch.bool)
         if shared:
