@@ -17,7 +17,7 @@ from caraml.engine.afterwards import validate
 from caraml.engine.ranks import Ranks
 from caraml.workloads.weather import prepare_weather
 from caraml.workloads.weather import samples as weather_samples
-from caraml.workloads.weather.atmorep import FIELDS, AtmosphereSamples, cut, masked_tokens
+from caraml.workloads.weather.atmorep import FIELDS, AtmoRepConfig, AtmosphereSamples, FieldConfig, cut, masked_tokens
 from caraml.workloads.weather.downscaling_gan import DownscalingSamples
 from caraml.workloads.weather.ensemble_postprocessing import EnsembleSamples
 from caraml.workloads.weather.netcdf import Layout, NetcdfFiles, write_netcdf
@@ -235,9 +235,9 @@ def test_masked_tokens_keep_their_truth_and_the_rest_its_values() -> None:
 def test_a_file_smaller_than_a_cube_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "atmorep"
     prepare_weather("atmorep", folder)
-    shapes, sizes = dict.fromkeys(FIELDS, (2, 2, 2)), dict.fromkeys(FIELDS, (3, 9, 18))
+    config = AtmoRepConfig(dict.fromkeys(FIELDS, FieldConfig(64, (2, 2, 2), (3, 9, 18))), layers=1, levels=2)
     with pytest.raises(InputError, match="found 12 x 24 x 24 on 2 levels; expected at least 6 x 18 x 36 on 2 levels"):
-        AtmosphereSamples(folder, shapes, sizes, 2)
+        AtmosphereSamples(folder, config)
 
 
 def test_only_scales_in_yaml_need_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

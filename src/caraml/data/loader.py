@@ -87,12 +87,8 @@ class EndlessBatches(Sampler[list[int]]):
         self.samples_per_rank = self.samples // self.world_size
         self.unit = self.batch_size * self.batches_per_step if self.drop_last else self.batch_size
         if self.samples_per_rank < (self.unit if self.drop_last or self.in_order else 1):
-            least = self.unit * self.world_size
-            raise InputError(
-                f"found {count(self.samples, 'sample')}; expected at least {least} for batches of {self.unit} on "
-                f"{count(self.world_size, 'rank')}",
-                "use a smaller batch or more data",
-            )
+            least = f"{self.unit * self.world_size} for batches of {self.unit} on {count(self.world_size, 'rank')}"
+            raise InputError(f"found {count(self.samples, 'sample')}; expected at least {least}", "use a smaller batch or more data")
 
     def epoch(self, number: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The positions of this rank in epoch ``number``, in order."""

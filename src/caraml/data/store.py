@@ -101,10 +101,8 @@ def make_parent(final: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         kind = InputError if error.errno in (errno.ENOTDIR, errno.EEXIST) else EnvironmentUnfitError
-        raise kind(
-            f"{final.parent}: data cannot be written here: {error.strerror or error}",
-            f"choose a folder that you can write; prepared data goes where {DATA_VARIABLE} says",
-        ) from error
+        found = f"{final.parent}: data cannot be written here: {error.strerror or error}"
+        raise kind(found, f"choose a folder that you can write; prepared data goes where {DATA_VARIABLE} says") from error
 
 
 def _flush_tree(folder: Path) -> None:
@@ -227,10 +225,8 @@ def refuse_unfinished(marks: Path, out: Path) -> None:
         begun_by = command(plan, out)
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:  # it may be anybody's
         raise InputError(f"{marks}: not the marks of a look-alike data set: {in_a_line(error)}", "draw the set anew") from error
-    raise InputError(
-        f"{out}: found {count(len(sizes), 'part')} of a look-alike data set that is not whole: it is being written, or its writing ended",
-        f"wait, or go on with it: {begun_by}",
-    )
+    found = f"{out}: found {count(len(sizes), 'part')} of a look-alike data set that is not whole"
+    raise InputError(f"{found}: it is being written, or its writing ended", f"wait, or go on with it: {begun_by}")
 
 
 def command(plan: Mapping[str, Any], out: Path) -> str:

@@ -273,11 +273,9 @@ def _apart(places: list[str], *, waited: bool = False) -> InputError:
     order = sorted(dict.fromkeys(places), key=lambda place: not place.startswith("ended"))
     at = {place: [str(rank) for rank, one in enumerate(places) if one == place] for place in order}
     found = ", ".join(f"{'ranks' if len(ranks) > 1 else 'rank'} {some(ranks, 8)} {place}" for place, ranks in at.items())
-    return InputError(
-        f"the ranks' loops have to end at the same step: found {found}",
-        "call m.step() on all ranks, and leave where it is false or the shortest input ends; do what one rank does alone after the block"
-        + (f", or export a longer {PATIENCE}" if waited else ""),
-    )
+    hint = "call m.step() on all ranks, and leave where it is false or the shortest input ends; do what one rank does alone after the block"
+    hint += f", or export a longer {PATIENCE}" if waited else ""
+    return InputError(f"the ranks' loops have to end at the same step: found {found}", hint)
 
 
 def copies(model: nn.Module, device: torch.device, group: dist.ProcessGroup | None = None) -> DistributedDataParallel:

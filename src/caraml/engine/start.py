@@ -96,9 +96,8 @@ class Starter:
                 return 128 + which
             if code:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-                print(
-                    f"caraml: rank {which} (process {self._children[which].pid}) {how}; the others are ended", file=sys.stderr, flush=True
-                )
+                rank = f"rank {which} (process {self._children[which].pid})"
+                print(f"caraml: {rank} {how}; the others are ended", file=sys.stderr, flush=True)
                 return 128 - code if code < 0 else code
             left -= 1
         return 0

@@ -172,15 +172,11 @@ class OwnStep:
     def __init__(self, task: Task, batches: Batches, point: Point, device: torch.device) -> None:
         assert task.own_step is not None
         if point.accumulation > 1:
-            raise InputError(
-                f"micro_batch: found {point.micro_batch}; workload {point.workload!r} makes its own step over the whole batch, "
-                f"expected global_batch / devices = {point.global_batch // point.world}"
-            )
+            found = f"micro_batch: found {point.micro_batch}; workload {point.workload!r} makes its own step over the whole batch"
+            raise InputError(f"{found}, expected global_batch / devices = {point.global_batch // point.world}")
         if point.cuda_graphs:
-            raise InputError(
-                f"compile: found {point.compile!r}, which replays CUDA graphs; workload {point.workload!r} makes its own step of several "
-                "passes, expected 'default' or 'max-autotune-no-cudagraphs'"
-            )
+            found = f"compile: found {point.compile!r}, which replays CUDA graphs; workload {point.workload!r} makes its own step"
+            raise InputError(f"{found} of several passes, expected 'default' or 'max-autotune-no-cudagraphs'")
         self._batches, self._point, self._device = batches, point, device
         self._scaler = torch.amp.GradScaler(device.type, enabled=point.precision == "fp16")
         self._one = torch.ones((), device=device)

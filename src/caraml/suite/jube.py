@@ -253,9 +253,8 @@ def _rows(path: Path, parameters: _Parameters, workload: str, notes: list[tuple[
         raise InputError(f"{path}:{line}: {what}", "write it into a parameter of the script")
     share = next((parameters.elements[name].text for name in KEYS[workload]["micro_batch"].split() if name in parameters.elements), "")
     if rounded := _settle(rows, "global_batch" in share):
-        notes.append(
-            (line, f"{rounded} of {len(rows)} points: JUBE rounds the batch of a device and runs another one; here they are skipped")
-        )
+        points = f"{rounded} of {len(rows)} points"
+        notes.append((line, f"{points}: JUBE rounds the batch of a device and runs another one; here they are skipped"))
     if any(row.get("params.tied_head") is False for row in rows):
         notes.append((line, "params.tied_head = false where pp > 1: the first and the last stage cannot hold one weight"))
     if workload == "gpt" and any(row.get("params.data") == "text" for row in rows):

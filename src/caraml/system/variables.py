@@ -153,10 +153,8 @@ def _key() -> bytes:
         known, key = path.stat(), read_bytes(path, _SALT_BYTES)
     except (OSError, InputError) as error:
         why = error.strerror if isinstance(error, OSError) else error.line
-        raise EnvironmentUnfitError(
-            f"{path}: {why}; the key is needed to hide the values of env",
-            'write env = { NAME = "$NAME" } and have NAME in your environment, or set XDG_CONFIG_HOME to a folder of yours',
-        ) from error
+        hint = 'write env = { NAME = "$NAME" } and have NAME in your environment, or set XDG_CONFIG_HOME to a folder of yours'
+        raise EnvironmentUnfitError(f"{path}: {why}; the key is needed to hide the values of env", hint) from error
     if len(key) != _SALT_BYTES or known.st_uid != os.geteuid() or known.st_mode & 0o077:
         found = f"{path}: expected {_SALT_BYTES} bytes that only you can read; others could guess what is hidden with this key"
         raise EnvironmentUnfitError(found, "remove it: a new one is made, and points with hidden values are measured again")

@@ -209,12 +209,9 @@ def _unmet(root: Path, wanted: str) -> EnvironmentUnfitError | None:
     found = _torch_s_choice(torch)
     if found == wanted or (wanted == "cuda" and torch.cuda.is_available()):
         return None
-    return EnvironmentUnfitError(
-        f"{OVERRIDE}: found {wanted!r}, but torch's accelerator is {found!r}"
-        if found
-        else f"{OVERRIDE}: found {wanted!r}, and torch sees none",
-        f"unset {OVERRIDE}, {_CPU}" + (f"; {AUTOLOAD}=0 keeps torch from loading plug-ins" if build.plugins else ""),
-    )
+    sees = f"but torch's accelerator is {found!r}" if found else "and torch sees none"
+    more = f"; {AUTOLOAD}=0 keeps torch from loading plug-ins" if build.plugins else ""
+    return EnvironmentUnfitError(f"{OVERRIDE}: found {wanted!r}, {sees}", f"unset {OVERRIDE}, {_CPU}{more}")
 
 
 def why_not(family: Family) -> str:

@@ -69,10 +69,8 @@ class LmdbStore:
             meta = json.loads(counted(bytes(value), self.path, CLASSES)) if value is not None else {}
             images, classes = (meta.get("images"), meta.get("classes")) if isinstance(meta, dict) else (None, None)
             if not isinstance(images, int) or not isinstance(classes, list) or not images or meta.get("format") != FORMAT:
-                raise InputError(
-                    f"{self.path}: an LMDB, but not one of images: {self._content()}; expected a key `{META.decode()}` of format {FORMAT}",
-                    _PACK,
-                )
+                expected = f"expected a key `{META.decode()}` of format {FORMAT}"
+                raise InputError(f"{self.path}: an LMDB, but not one of images: {self._content()}; {expected}", _PACK)
             if (entries := _environments[str(self.path.absolute())][1].stat()["entries"]) > IMAGES:
                 raise too_large(self.path, entries, IMAGES, "images")
         except (_lmdb().Error, OSError, ValueError, RecursionError) as error:

@@ -253,11 +253,10 @@ class FolderStore:
         found = [sorted(path for path in paths if path.lower().endswith(SUFFIXES)) for paths in below]
         empty = [name for name, paths in zip(self.classes, found, strict=True) if not paths]
         if empty:
-            raise InputError(
-                f"{root}: {'class' if len(empty) == 1 else 'classes'} {', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''} "
-                f"{'has' if len(empty) == 1 else 'have'} no image; expected files ending in {', '.join(SUFFIXES)}",
-                "remove the empty folders, or finish copying the data",
-            )
+            names = ", ".join(empty[:5]) + (" ..." if len(empty) > 5 else "")
+            without = f"class {names} has" if len(empty) == 1 else f"classes {names} have"
+            expected = f"expected files ending in {', '.join(SUFFIXES)}"
+            raise InputError(f"{root}: {without} no image; {expected}", "remove the empty folders, or finish copying the data")
         self._paths = [path for paths in found for path in paths]
         self.labels = np.repeat(np.arange(len(found)), [len(paths) for paths in found])
 

@@ -53,7 +53,6 @@ LOOKALIKE = {"tiny": (3, 12, 2, 24, 24), "small": (2, 72, 5, 54, 108)}
 """Files, hours in each, levels, rows, columns."""
 
 Shape = tuple[int, int, int]
-Shapes = Mapping[str, Shape]
 FieldSample = dict[str, torch.Tensor]
 
 
@@ -65,12 +64,12 @@ class AtmosphereSamples(WeatherSamples):
 
     application = "atmorep"
 
-    def __init__(self, folder: Path, tokens: Shapes, sizes: Shapes, levels: int, split: Split = "train") -> None:
+    def __init__(self, folder: Path, config: AtmoRepConfig, split: Split = "train") -> None:
         """Open ``folder/*.nc``; of several files the last is for validation. Raises ``InputError`` as :class:`NetcdfFiles`; also for fewer
         levels than the network has; a file smaller than a cube."""
         self.files = NetcdfFiles(split_files(find_files(folder, "*.nc"), split), LAYOUT)
-        self._tokens, self._sizes, self._levels = tokens, sizes, levels
-        extents = {name: tuple(a * b for a, b in zip(tokens[name], sizes[name], strict=True)) for name in FIELDS}
+        self._config, levels = config, config.levels
+        extents = {name: tuple(a * b for a, b in zip(field.tokens, field.size, strict=True)) for name, field in config.fields.items()}
         if len(set(extents.values())) > 1:
             raise InputError(f"the fields' cubes differ: {extents}; expected one extent")
         self.cube = extents[FIELDS[0]]
@@ -89,23 +88,24 @@ class AtmosphereSamples(WeatherSamples):
         number, hour = self.place(position)
         lengths, (hours, rows, columns) = self.files.lengths[number], self.cube
         top, left = (int(torch.randint(lengths[key] - size + 1, ())) for key, size in (("lat", rows), ("lon", columns)))
-        where = (slice(hour, hour + hours), slice(0, len(FIELDS)), slice(0, self._levels))
+        fields, levels = self._config.fields, self._config.levels
+        where = (slice(hour, hour + hours), slice(0, len(FIELDS)), slice(0, levels))
         cube = self.files.read(number, "data", (*where, slice(top, top + rows), slice(left, left + columns)))  # (T, F, L, Y, X)
-        mean, std = (scale[None, :, : self._levels, None, None] for scale in self._scales[number])
+        mean, std = (scale[None, :, :levels, None, None] for scale in self._scales[number])
         cube = without_gaps((cube - mean) / std)
         return {
             name: masked_tokens(
-                cut(torch.from_numpy(np.ascontiguousarray(cube[:, index])), self._sizes[name]),
-                self._facts(number, name, hour, top, left),
-                self._levels,
+                cut(torch.from_numpy(np.ascontiguousarray(cube[:, index])), fields[name].size),
+                self._facts(number, fields[name], hour, top, left),
+                levels,
             )
             for index, name in enumerate(FIELDS)
         }
 
-    def _facts(self, number: int, name: str, hour: int, top: int, left: int) -> torch.Tensor:
+    def _facts(self, number: int, field: FieldConfig, hour: int, top: int, left: int) -> torch.Tensor:
         """(N, 8): year, day, hour, level, latitude, longitude, level as a share, resolution; all about 1 or less."""
-        axes, (times, rows, columns), (dt, dy, dx) = self._axes[number], self._tokens[name], self._sizes[name]
-        level, t, y, x = np.meshgrid(np.arange(self._levels), np.arange(times), np.arange(rows), np.arange(columns), indexing="ij")
+        axes, (dt, dy, dx) = self._axes[number], field.size
+        level, t, y, x = np.meshgrid(*map(np.arange, (self._config.levels, *field.tokens)), indexing="ij")
         at = hour + t * dt + dt // 2
         latitude, longitude = axes["lats"][top + y * dy + dy // 2], axes["lons"][left + x * dx + dx // 2]
         spacing = np.full(level.shape, abs(float(axes["lats"][1] - axes["lats"][0])))
@@ -135,11 +135,11 @@ def masked_tokens(tokens: torch.Tensor, facts: torch.Tensor, levels: int) -> Fie
     return {"tokens": tokens, "facts": facts, "masked": masked, "truth": truth}
 
 
-def synthetic_atmosphere(rng: np.random.Generator, tokens: Shapes, sizes: Shapes, levels: int) -> dict[str, FieldSample]:
+def synthetic_atmosphere(rng: np.random.Generator, config: AtmoRepConfig) -> dict[str, FieldSample]:
     """Standard normal tokens without facts as :class:`AtmosphereSamples` has them; what is masked does not come from ``rng``."""
-    counts = {name: (levels * math.prod(tokens[name]), math.prod(sizes[name])) for name in FIELDS}
+    counts = {name: (config.levels * math.prod(field.tokens), field.values) for name, field in config.fields.items()}
     draw = {name: torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)) for name, shape in counts.items()}
-    return {name: masked_tokens(values, torch.zeros(len(values), TOKEN_FACTS), levels) for name, values in draw.items()}
+    return {name: masked_tokens(values, torch.zeros(len(values), TOKEN_FACTS), config.levels) for name, values in draw.items()}
 
 
 def write_lookalike(folder: Path, size: str, seed: int, number: int) -> int:
@@ -173,8 +173,8 @@ class FieldConfig:
     """Width of a field's tokens, how many there are per level along (time, latitude, longitude), and points per token along the same."""
 
     width: int
-    tokens: tuple[int, int, int]
-    size: tuple[int, int, int]
+    tokens: Shape
+    size: Shape
 
     @property
     def values(self) -> int:
@@ -358,12 +358,8 @@ def ensemble_loss(predicted: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
 def build(ctx: BuildContext[AtmoRepParams]) -> Task:
     """Build the network, AdamW, and the stream of ``{field: {tokens (B, N, P), facts (B, N, 8), masked (B, M), truth (B, M, P)}}``."""
     params, config = ctx.params, PRESETS[ctx.params.preset]
-    tokens = {name: field.tokens for name, field in config.fields.items()}
-    sizes = {name: field.size for name, field in config.fields.items()}
-    draw = partial(synthetic_atmosphere, tokens=tokens, sizes=sizes, levels=config.levels)
-    given = open_input(
-        ctx, "atmorep", lambda folder, split: AtmosphereSamples(folder, tokens, sizes, config.levels, split), draw, SAMPLES_WITHOUT_FILES
-    )
+    draw = partial(synthetic_atmosphere, config=config)
+    given = open_input(ctx, "atmorep", lambda folder, split: AtmosphereSamples(folder, config, split), draw, SAMPLES_WITHOUT_FILES)
     torch.manual_seed(ctx.seed)
     with torch.device(ctx.device):
         model = AtmoRep(config)

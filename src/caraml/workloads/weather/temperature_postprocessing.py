@@ -79,11 +79,8 @@ class TemperatureSamples(WeatherSamples):
         for number, lengths in enumerate(self.files.lengths):
             self._check_names(number)
             if min(lengths["y"], lengths["x"]) < patch:
-                raise InputError(
-                    f"{self.files.paths[number]}: found a grid of {lengths['y']} x {lengths['x']}; "
-                    f"expected at least the patch, {patch} x {patch}",
-                    "use a smaller patch",
-                )
+                found = f"{self.files.paths[number]}: found a grid of {lengths['y']} x {lengths['x']}"
+                raise InputError(f"{found}; expected at least the patch, {patch} x {patch}", "use a smaller patch")
             counts.append(lengths["leadtime"] * (lengths["y"] // patch) * (lengths["x"] // patch))
         self.ends = list(itertools.accumulate(counts))
         self.files.close()
