@@ -27,6 +27,7 @@ from caraml.engine.instruments import CpuTime
 from caraml.launch.launchers import LocalLauncher
 from caraml.launch.script import program_script
 from caraml.metrics.model import definition_of
+from caraml.power.model import BoundaryEnergy, WindowEnergy
 from caraml.power.signals import Constant
 from caraml.report.grouping import unknown_energy
 from caraml.report.progress import LogLines
@@ -38,7 +39,7 @@ from caraml.suite.load import Suite, SuiteFile
 from caraml.suite.model import COMMAND_KEYS, Point, Policy
 from caraml.system.detect import detect
 from caraml.worker.command import COMMAND, Command, CommandWorker
-from caraml.worker.command_record import Ran, Sensors, how_it_ran, read_metrics
+from caraml.worker.command_record import Output, Ran, Sensors, how_it_ran, read_metrics, record_of_run
 from caraml.workloads.command import MetricSpec, Params, filled
 from tests.conftest import MakePoint
 from tests.fakes.power.meter import logged
@@ -522,6 +523,16 @@ def test_others_at_work_are_told_also_without_a_worker(tmp_path: Path, make_poin
         monkeypatch.setattr("caraml.campaign.attempt.cpu_time_of_children", lambda end=end: end)
         running = RunningPoint(work, tmp_path / "1", "local:1:", LocalLauncher(), begun=CpuTime(0.0, 0.0))
         assert record_of_program(running, {}, Ran(0, "x", seconds, at=1.0), None, None).flags == flags
+
+
+def test_the_energy_of_devices_that_a_point_does_not_have_is_told(tmp_path: Path, make_point: MakePoint) -> None:
+    """On whole nodes a program that uses two of eight GPUs had the energy of all, and nothing in its record said so."""
+    params = Params(argv=["sleep", "1"], item="image", items=5)
+    point = make_point(workload="command", params=params.model_dump(mode="json"), nodes=2, global_batch=2, micro_batch=1)
+    for number, flags in ((1, []), (2, []), (8, ["idle_devices"])):
+        seen = WindowEnergy("measure", 0.0, 1.0, boundaries={"device": BoundaryEnergy(1.0, channels=[f"GPU-{k}" for k in range(number)])})
+        record = record_of_run(point, tmp_path / "k" / "1", params, Output({}, [], 5), Ran(0, "x", 1.0, extras={"energy": seen}))
+        assert record.status == "ok" and record.flags == flags
 
 
 def test_a_program_on_several_nodes_has_no_energy_but_what_is_known_of_it(

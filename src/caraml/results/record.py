@@ -52,6 +52,7 @@ FLAGS: dict[str, str] = {
     "input_bound": "more than a tenth of the window was spent waiting for batches",
     "damaged_input": "damaged input files were met and skipped; facts.data names them",
     "mixed_nodes": "the nodes of this point differ in device or software; `nodes` says in what",
+    "idle_devices": "energy and power are of more accelerators than the point has: a program's are those of all that CARAML sees",
     "target_missed": "the last epoch ended before the loss or accuracy that was asked for",
     "disturbed_probe": "a limit of the device was measured while others used the machine, or is far below what was measured here before; "
     "the better of both counts",
