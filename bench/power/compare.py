@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("worker.py")
-FAKE = ROOT / "tests" / "fakes" / "power" / "modules" / "pynvml.py"
+FAKES = [ROOT / "tests" / "fakes" / "power" / name for name in ("modules/pynvml.py", "telegraph.py")]
 TOOLS = ("caraml", "caraml (power)", "jpwr", "zeus", "zeus (power)", "codecarbon")
 SIGNALS = {
     "constant": ["Constant", {}],
@@ -41,7 +41,8 @@ def environment(signal: list[object], folder: Path) -> dict[str, str]:
     command = folder / "nvidia-smi"  # codecarbon looks for it before it looks for the library
     command.write_text("#!/bin/sh\n")
     command.chmod(0o755)
-    shutil.copy(FAKE, folder)
+    for fake in FAKES:
+        shutil.copy(fake, folder)
     return {
         **{k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"},
         "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",

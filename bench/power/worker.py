@@ -10,6 +10,7 @@ The fake GPU and its signal come from the environment (``FAKE_GPUS``, ``FAKE_T0`
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -146,7 +147,8 @@ TOOLS = {"caraml": caraml, "caraml (power)": caraml_power, "jpwr": jpwr, "zeus":
 def truth() -> signals.Signal:
     """The load of the fake GPU."""
     shape, parameters = json.loads(os.environ["FAKE_GPUS"])[0]["signal"]
-    return getattr(signals, shape)(**parameters)  # type: ignore[no-any-return]
+    module = importlib.import_module("telegraph") if shape == "Telegraph" else signals
+    return getattr(module, shape)(**parameters)  # type: ignore[no-any-return]
 
 
 def errors(start: Callable[[], Stop], length: float, count: int) -> list[dict[str, float | bool | None]]:

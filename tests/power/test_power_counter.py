@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sensors import channel, instants, sampled
+from telegraph import Telegraph
 
 from caraml.power.counter import counter_energy, unwrap
 from caraml.power.energy import boundary_energy, domain_energy, window_energy
 from caraml.power.integral import power_energy
 from caraml.power.model import Channel, WindowEnergy
 from caraml.power.readings import ChannelReadings
-from caraml.power.signals import Constant, Square, Telegraph
+from caraml.power.signals import Constant, Square
 from caraml.power.source import with_apparent
 from caraml.power.store import ReadingSeries, silent
 

@@ -31,7 +31,7 @@ def test_a_window_has_the_true_energy_within_its_bound() -> None:
         time.sleep(1.0)
     assert window.start is not None
     assert window.end is not None
-    truth = source.true_energy(window.start, window.end)
+    truth = source.signal.energy(window.end - source.origin) - source.signal.energy(window.start - source.origin)
     energy = window.energy
     device = energy.boundaries["device"]
     assert energy.valid, energy.reason

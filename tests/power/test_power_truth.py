@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from sensors import channel, instants, observed, sampled
+from telegraph import Telegraph
 
 from caraml.engine.instruments import NodeSummary, put_together
 from caraml.metrics.energy import energies
@@ -19,7 +20,7 @@ from caraml.power.energy import window_energy
 from caraml.power.integral import power_energy
 from caraml.power.model import Channel
 from caraml.power.readings import ChannelReadings
-from caraml.power.signals import Constant, Signal, Square, Telegraph
+from caraml.power.signals import Constant, Signal, Square
 from caraml.power.store import ReadingSeries, SeriesEstimate
 
 pytestmark = pytest.mark.slow

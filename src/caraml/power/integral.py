@@ -62,11 +62,8 @@ the line between its neighbours and has 3/2 of the variance of a reading; the we
 def _lone_steps(changes: list[float]) -> list[bool]:
     """For each change between readings: is it a single jump between two quiet stretches?"""
     sizes = [abs(change) for change in changes]
-    lone = []
-    for i, size in enumerate(sizes):
-        near = sizes[max(i - 3, 0) : i] + sizes[i + 1 : i + 4]
-        lone.append(size > 0 and all(other <= QUIET * size for other in near))
-    return lone
+    near = (sizes[max(i - 3, 0) : i] + sizes[i + 1 : i + 4] for i in range(len(sizes)))
+    return [size > 0 and all(other <= QUIET * size for other in others) for size, others in zip(sizes, near, strict=True)]
 
 
 def told_anew(t: Sequence[float], period: float) -> list[int]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -67,27 +65,6 @@ def square(mean: float) -> Square:
     return Square(low=mean / 3, high=mean * 5 / 3)
 
 
-class Telegraph:
-    """Random jumps between two powers, at times drawn once from an exponential distribution with mean ``dwell`` [s]."""
-
-    def __init__(self, low: float = 100.0, high: float = 500.0, dwell: float = 0.3, seed: int = 0, length: float = 120.0) -> None:
-        self.low, self.high = low, high
-        draw = random.Random(seed)  # noqa: S311 -- a test signal, the same for the same seed
-        self.times, self.energies = [0.0], [0.0]
-        while self.times[-1] < length:
-            step = draw.expovariate(1 / dwell)
-            level = high if len(self.times) % 2 else low
-            self.energies.append(self.energies[-1] + level * step)
-            self.times.append(self.times[-1] + step)
-
-    def power(self, t: float) -> float:
-        return self.high if bisect_right(self.times, max(t, 0.0)) % 2 else self.low
-
-    def energy(self, t: float) -> float:
-        last = bisect_right(self.times, max(t, 0.0)) - 1
-        return self.energies[last] + self.power(t) * (t - self.times[last])
-
-
 MEAN_W = 300.0
 SHAPES: dict[str, Callable[[float], Signal]] = {"constant": Constant, "square": square}
 
@@ -145,10 +122,6 @@ class FakeSource(AskedSensors):
         if self.devices and list(self.devices) != [SOME]:
             select([device], {}, self.devices)
         self.origin = time.monotonic()
-
-    def true_energy(self, start: float, end: float) -> float:
-        """Exact energy between two monotonic instants [J]."""
-        return self.signal.energy(end - self.origin) - self.signal.energy(start - self.origin)
 
     def value(self, channel: Channel, at: float) -> float:
         """What the sensor shows at a monotonic instant, with its update period, averaging and wrap."""

@@ -5,6 +5,7 @@ object per GPU (see ``DEFAULTS``), ``FAKE_T0`` the monotonic time at which the s
 """
 # ruff: noqa: N801, N802, N816, N818 - the names are the library's
 
+import importlib
 import json
 import os
 import time
@@ -80,7 +81,7 @@ class Gpu:
     def __init__(self, config):
         self.__dict__.update(DEFAULTS | config)
         shape, parameters = self.signal
-        self.load = getattr(signals, shape)(**parameters)
+        self.load = getattr(importlib.import_module("telegraph") if shape == "Telegraph" else signals, shape)(**parameters)
 
     def check(self):
         if os.path.exists(os.environ.get("FAKE_LOST", "")):  # noqa: PTH110 - any process can make the GPUs fall off the bus, or hang
