@@ -342,6 +342,16 @@ def test_a_power_that_stands_still_is_no_reading(steps: float, step: float, inte
             assert (domain.energy_j is None) == (end == 99.0)
 
 
+@pytest.mark.parametrize(("start", "told"), [(-4.0, True), (9.0, True), (14.0, False)])
+def test_a_coarse_power_that_stands_still_is_told_of(start: float, told: bool) -> None:
+    """It may be a steady load, or hang: the number was silent about it."""
+    made = channel("power_instant", update_period_s=0.1, resolution=1.0)
+    for seed in range(8):
+        seen = repeated(noisy(3.0, 1.0, before=40, length=20, interval=0.1, seed=seed), start, 99.0)
+        found = window_energy("work", [ChannelReadings(made, seen)], 0.0, 20.0)
+        assert found.valid and ("one_value" in found.flags) == told
+
+
 @pytest.mark.parametrize("step", [1.0, 5.0])
 @pytest.mark.parametrize("steps", [0.0, 0.1, 0.4, 1.0])
 @pytest.mark.parametrize("start_up", [0.0, 0.05, 0.5], ids=["steady", "sways first", "sways much first"])
@@ -388,7 +398,10 @@ def test_a_power_that_is_the_same_at_rest_and_while_it_worked_is_none() -> None:
         rest = window_energy("idle", [ChannelReadings(channel("power_instant"), idle)], 1.0, 11.0)
         found.append(window_energy("work", [ChannelReadings(channel("power_instant"), work, busy=busy)], 1.0, 14.0, idle=rest))
     assert [window.valid for window in found] == [False, True, True] and rest.valid
-    assert found[0].flags == ["frozen"] and found[0].channels[0].reason == "the sensor showed 70 W at rest and under load, and nothing else"
+    assert (
+        found[0].flags == ["frozen", "one_value"]
+        and found[0].channels[0].reason == "the sensor showed 70 W at rest and under load, and nothing else"
+    )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from caraml.power.counter import counter_energy
 from caraml.power.integral import power_energy
 from caraml.power.model import BLOCKING, BOUNDARIES, SOME, BoundaryEnergy, ChannelEnergy, WindowEnergy
-from caraml.power.readings import ChannelReadings, beyond_limit, moving, plausible
+from caraml.power.readings import ChannelReadings, beyond_limit, moving, one_value, plausible
 from caraml.power.source import BUILT_IN
 from caraml.power.store import SeriesEstimate, silent
 
@@ -64,8 +64,10 @@ def domain_energy(views: list[ChannelReadings], start: float, end: float) -> Cha
             chosen, estimate = power, by_power
             estimate.flags |= by_counter.flags
     result = _described(chosen, estimate, start, end)
-    if chosen is power and beyond_limit(power, start, end):
-        result.flags = sorted({*result.flags, "beyond_limit"})
+    if chosen is power:
+        still = result.energy_j is not None and not power.frozen and one_value(power, start, end)
+        found = {"beyond_limit": beyond_limit(power, start, end), "one_value": still}
+        result.flags = sorted({*result.flags, *(flag for flag, is_so in found.items() if is_so)})
     result.missed = sum(m.missed for m in views)
     # An instantaneous reading knows peaks best, a counter over a few updates next, a mean over a second least.
     ranked = (by_power, by_counter) if instant else (by_counter, by_power)

@@ -37,6 +37,7 @@ ENERGY_FLAGS: dict[str, str] = {
     "partial_coverage": "readings are missing in the window; `partial_j` is the energy of the part that was seen",
     "reset": "the counter started again inside the window",
     "frozen": "the sensor repeated one value for longer than its update period, or than it does elsewhere",
+    "one_value": "one power was shown for half of the window or more, by a steady load or by a sensor of coarse steps that hangs",
     "beyond_limit": "the sensor showed more than any plausible power (three times the limit of a GPU, 60 kW of a node) for longer than it "
     "holds a value: it, its unit or the limit is wrong",
     "wrap_ambiguous": "the counter may have wrapped more often than the readings can tell",

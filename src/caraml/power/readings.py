@@ -103,6 +103,13 @@ def _without(measured: ChannelReadings, kept: list[bool], start: float, end: flo
     return replace(measured, series=series, missed=measured.missed + lost, error=measured.error or error)
 
 
+def one_value(measured: ChannelReadings, start: float, end: float) -> bool:
+    """Whether one power was shown for half of the window or more: because the load was steady, or by a sensor that hangs."""
+    t, value = measured.series.t, measured.series.value
+    begins = [t[0], *(t[i] for i, (a, b) in enumerate(pairwise(value), start=1) if a != b), t[-1]]
+    return any(min(b, end) - max(a, start) >= (end - start) / 2 for a, b in pairwise(begins))
+
+
 def beyond_limit(measured: ChannelReadings, start: float, end: float) -> bool:
     """Whether readings of the window that were kept are beyond any plausible power: the sensor, its unit or the limit is wrong."""
     series = measured.series
