@@ -44,7 +44,7 @@ def main() -> None:
     if NVIDIA.exists():
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # before torch is loaded: CUDA counts GPUs as drivers do
     try:
-        verbs()(standalone_mode=True)
+        verbs()(prog_name="caraml")
     except CaramlError as error:
         say(f"caraml: {error}", err=True)
         sys.exit(error.exit_code)

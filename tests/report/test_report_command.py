@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from record_factory import full_store, make_point, make_record, save
 from typer.testing import CliRunner
 
+from caraml.__main__ import verbs
 from caraml.base.errors import InputError
 from caraml.cli import app
 from caraml.results.store import Store
+
+COMMANDS: Any = typer.main.get_group(verbs()).commands
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +26,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def caraml(*arguments: str | Path) -> str:
-    done = CliRunner().invoke(app, list(map(str, arguments)))
+    done = CliRunner().invoke(app, list(map(str, arguments)), prog_name="caraml")
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     assert done.exit_code == 0, done.output
@@ -69,6 +74,47 @@ def test_figures_get_a_folder(out: Path) -> None:
 def test_what_does_not_go_together_is_said(out: Path, arguments: list[str], words: str) -> None:
     with pytest.raises(InputError, match=words):
         caraml("report", *(arguments if "--out" in arguments else [*arguments, "--out", out]))
+
+
+def test_a_report_on_results_that_cannot_be_written_goes_into_this_folder(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("caraml.cli.results.writable", lambda folder: folder != out)
+    assert f"{out} cannot be written: the report goes into {tmp_path}" in caraml("report", "quick", "--format", "csv", "--out", out)
+    assert Path("quick.csv").is_file()
+    monkeypatch.setattr("caraml.cli.results.writable", lambda folder: False)
+    with pytest.raises(InputError, match=r"this folder cannot be written: nothing(.|\n)*--to FILE"):
+        caraml("report", "quick", "--format", "csv", "--out", out)
+
+
+def test_an_option_that_a_verb_does_not_have_is_told_with_those_that_it_has() -> None:
+    inside = [f"{group} {name}" for group in ("list", "system", "data") for name in COMMANDS[group].commands]
+    for verb in {*COMMANDS, *inside} - {"power"}:  # which starts without the parser of the others
+        with pytest.raises(InputError, match=f"^{verb}: unknown option '--hepl'; known: .*--help\n  next step: did you mean '--help'"):
+            caraml(*verb.split(), "--hepl")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["reslts"], "unknown verb of caraml: 'reslts'; known: (.|\n)*did you mean 'results'"),
+        (["data", "prepare", "imags"], "unknown verb of caraml data prepare: 'imags'; known: (.|\n)*did you mean 'images'"),
+        (["results", "--jso"], "^results: unknown option '--jso'; known: --out, (.|\n)*did you mean '--json'"),
+        (["plan", "--jsn"], "^plan: unknown option '--jsn'; known: (.|\n)*next step: caraml plan --help"),
+        (["results", "--out"], "^results: Option '--out' requires an argument(.|\n)*next step: caraml results --help"),
+        (["report", "--port", "many"], "^report: Invalid value for '--port'(.|\n)*next step: caraml report --help"),
+        (["show"], "^show: Missing argument(.|\n)*next step: caraml show --help"),
+    ],
+)
+def test_words_that_a_verb_does_not_take_are_told_with_the_next_step(words: list[str], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        caraml(*words)
+
+
+def test_a_group_of_verbs_without_a_word_shows_its_help() -> None:
+    done = CliRunner().invoke(app, ["system"], prog_name="caraml")
+    assert done.exit_code == 2 and "Usage: caraml system" in done.output
 
 
 def test_a_spreadsheet_takes_no_name_for_a_formula(tmp_path: Path) -> None:

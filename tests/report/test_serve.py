@@ -15,7 +15,7 @@ from record_factory import HOSTILE, full_store, make_point, make_record, save
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.metrics.model import Metric
-from caraml.report.server import ResultsTree, Server, raw_path
+from caraml.report.server import MOST_WAITING, ResultsTree, Server, raw_path
 from caraml.results.store import Store, write_record
 
 SECRET = "only for the owner"
@@ -190,6 +190,22 @@ def test_serving_writes_nothing(server: Server, root: Path) -> None:
     ask(server, home(server))
     ask(server, f"{home(server)}page/laptop/quick")
     assert sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*")) == before
+
+
+def test_connections_that_never_ask_are_bounded_and_keep_nobody_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They send a byte at a time, so that none is ever silent."""
+    monkeypatch.setattr("caraml.report.server._Handler.timeout", 3600)
+    held = []
+    for _ in range(3 * MOST_WAITING):
+        held.append(socket.create_connection(("127.0.0.1", server.server_port), timeout=120))
+        held[-1].sendall(b"G")
+    assert ask(server, home(server))[0] == 200
+    for one in held[: 2 * MOST_WAITING]:
+        with suppress(ConnectionResetError), one:
+            assert one.recv(1) == b""
+    assert len(server.waiting) <= MOST_WAITING + 1
+    for one in held[2 * MOST_WAITING :]:
+        one.close()
 
 
 def test_it_listens_on_the_loopback_interface_only(server: Server) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
+from typer.core import TyperGroup
 
 from caraml import __version__
-from caraml.base.errors import InputError, unknown_name
+from caraml.base.errors import InputError, nearest, unknown_name
 from caraml.base.format import printable
 
 if TYPE_CHECKING:
@@ -19,10 +21,47 @@ if TYPE_CHECKING:
 
     from caraml.results.selector import Selection
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-list_app = typer.Typer(no_args_is_help=True, help="List what CARAML knows.")
-system_app = typer.Typer(no_args_is_help=True, help="What a machine is.")
-data_app = typer.Typer(no_args_is_help=True, help="Prepare input data.")
+
+class Verbs(TyperGroup):
+    """Verbs of which wrong words, options and values are told as every other wrong input is."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        with _usage_told(info_name or ""):
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _usage_told(ctx.command_path, ctx):
+            return super().invoke(ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise unknown_name(f"verb of {ctx.command_path}:", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+
+@contextmanager
+def _usage_told(verb: str, group: Any = None) -> Iterator[None]:
+    """Raise ``InputError`` for what the parser of a verb's words refuses; a group without words is answered with its help all the same."""
+    try:
+        yield
+    except typer.BadParameter.__mro__[1] as error:  # UsageError, of whichever library typer takes it from
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        context, word = getattr(error, "ctx", None), getattr(error, "option_name", None)
+        verb = context.command_path if context else f"{verb} {group.invoked_subcommand}" if group else verb
+        text, hint = f"{verb}: {error.format_message()}", f"{verb} --help"
+        if context and word:
+            options = [one for one in context.command.get_params(context) if not getattr(one, "hidden", False)]
+            known = [name for one in options for name in one.opts if name.startswith("-")]
+            guess = nearest(word.strip("-"), [name.strip("-") for name in known])
+            text, hint = f"{verb}: unknown option {word!r}; known: {', '.join(known)}", f"did you mean '--{guess}'?" if guess else hint
+        raise InputError(text.removeprefix("caraml: ").removeprefix("caraml "), hint) from None
+
+
+app = typer.Typer(cls=Verbs, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+list_app = typer.Typer(cls=Verbs, no_args_is_help=True, help="List what CARAML knows.")
+system_app = typer.Typer(cls=Verbs, no_args_is_help=True, help="What a machine is.")
+data_app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Prepare input data.")
 app.add_typer(list_app, name="list")
 app.add_typer(system_app, name="system")
 app.add_typer(data_app, name="data")

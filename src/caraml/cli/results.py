@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from caraml.base.errors import ExitCode, InputError
-from caraml.base.files import owned
+from caraml.base.files import owned, writable
 from caraml.cli import NAMES, RESULTS, Out, What, app, chosen, console, one_of, say
 
 if TYPE_CHECKING:
@@ -130,14 +130,21 @@ def report(
 
 
 def _place(out: Path) -> Path:
-    """Folder of a report that nobody gave a place: that of the results, or this one where they are somebody else's."""
-    if owned(out):
+    """Folder of a report that nobody gave a place: that of the results, or this one where they are somebody else's or cannot be written."""
+    here = Path()
+    if (why := _closed(out)) is None:
         return out
-    theirs, here = f"{out} belongs to user {out.stat().st_uid}", Path()
-    if not owned(here):
-        raise InputError(f"{theirs}, and this folder to user {here.stat().st_uid}: nothing is written unasked", "caraml report --to FILE")
-    say(f"{theirs}: the report goes into {here.absolute()}", err=True)
+    if also := _closed(here):
+        raise InputError(f"{out} {why}, and this folder {also}: nothing is written unasked", "caraml report --to FILE")
+    say(f"{out} {why}: the report goes into {here.absolute()}", err=True)
     return here
+
+
+def _closed(folder: Path) -> str | None:
+    """Why a folder is no place for a report that nobody gave one, if it is none."""
+    if not owned(folder):
+        return f"belongs to user {folder.stat().st_uid}"
+    return None if writable(folder) else "cannot be written"
 
 
 def _serve(out: Path, port: int | None) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from caraml.base.errors import EnvironmentUnfitError, ExitCode, InputError
 from caraml.base.format import count
-from caraml.cli import RESULTS, Out, app, console, data_app, list_app, say, system_app, two_columns
+from caraml.cli import RESULTS, Out, Verbs, app, console, data_app, list_app, say, system_app, two_columns
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -117,7 +117,7 @@ def doctor(
     raise typer.Exit(ExitCode.ENVIRONMENT_UNFIT if any(check.status == "missing" for check in found) else ExitCode.OK)
 
 
-container_app = typer.Typer(no_args_is_help=True, help="Make images that points run in.")
+container_app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Make images that points run in.")
 app.add_typer(container_app, name="container")
 
 Runtime = Annotated[str, typer.Option("--runtime", help="apptainer, singularity, podman or charliecloud.")]
@@ -154,7 +154,7 @@ def _run(command: list[str]) -> None:
         raise EnvironmentUnfitError(f"{command[0]} ended with exit status {code}")
 
 
-prepare_app = typer.Typer(no_args_is_help=True, help="Write data sets that workloads read.")
+prepare_app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Write data sets that workloads read.")
 data_app.add_typer(prepare_app, name="prepare")
 
 

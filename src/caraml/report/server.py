@@ -14,10 +14,11 @@ import io
 import os
 import secrets
 import shutil
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -51,6 +52,8 @@ HTML = "text/html; charset=utf-8"
 TYPES = {".json": "application/json", ".csv": "text/csv; charset=utf-8"}
 SECONDS = 30
 """Time after which a silent connection is closed."""
+MOST_WAITING = 16
+"""Connections at once that have not shown the secret yet; a browser opens a few."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,8 @@ class Server(ThreadingHTTPServer):
         self.secret = secrets.token_urlsafe(16)
         self._pages: dict[tuple[str, str], tuple[object, bytes]] = {}
         self._drawing = threading.Lock()
+        self.waiting: dict[Any, None] = {}
+        """Connections that have not shown the secret yet, oldest first."""
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
@@ -171,6 +176,19 @@ class Server(ThreadingHTTPServer):
                 raise
             reason = "is in use" if error.errno == errno.EADDRINUSE else "is not for ordinary users"
             raise EnvironmentUnfitError(f"port {port} {reason}", "caraml report --serve --port 0 takes a free one") from error
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread. Where very many connections wait, as another user of the machine can have them do, the oldest are ended:
+        who knows the address asks at once."""
+        self.waiting[request] = None
+        for oldest in list(self.waiting)[:-MOST_WAITING]:
+            with suppress(OSError):  # it has just ended
+                oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.waiting.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle of an answer is no error."""
@@ -243,6 +261,7 @@ class _Handler(BaseHTTPRequestHandler):
         secret, *parts = [unquote(part, errors="replace") for part in urlsplit(self.path).path.removeprefix("/").split("/")]
         if not hmac.compare_digest(secret.encode(), self.server.secret.encode()):
             raise NotFoundError
+        self.server.waiting.pop(self.connection, None)
         routes: dict[tuple[str, int], Callable[..., tuple[bytes | Path, str]]] = {
             ("", 1): lambda: (self.server.index(), HTML),
             ("page", 3): lambda folder, suite: (self.server.campaign(folder, suite), HTML),
