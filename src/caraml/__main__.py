@@ -17,7 +17,8 @@ from caraml.base.format import spell_out
 if TYPE_CHECKING:
     import typer
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM)
 _NAMES = {errno.ENOTDIR: "a file, expected a folder", errno.EISDIR: "a folder, expected a file"}
 _NAMES |= {errno.ELOOP: "links in a circle", errno.ENAMETOOLONG: "a name that is too long"}
 """What a disk says that is full or not ours to write to, and of a name that a user must mend; any other failure of the system is a fault of
@@ -60,7 +61,9 @@ def main() -> None:
             sys.exit(ExitCode.ENVIRONMENT_UNFIT)
         if error.errno not in _DISK:
             raise
-        say(f"caraml: {error.filename or 'a file'}: {error.strerror}; results that are there stay whole", err=True)
+        step = "make room there" if error.errno in _FULL else "have its owner open it to you, or name another place: --out, --to"
+        text = f"{error.filename or 'a file'}: {error.strerror}; results that are there stay whole\n  next step: {step}"
+        say(f"caraml: {text}", err=True)
         sys.exit(ExitCode.ENVIRONMENT_UNFIT)
     except ModuleNotFoundError as error:
         package = (error.name or "caraml").partition(".")[0]

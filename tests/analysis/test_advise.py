@@ -263,6 +263,12 @@ class TestBottleneck:
         assert self.of(here)["by"] == "memory and overhead"
         assert "with batch 32 the rate changes by +80%: overhead" in bottleneck(here, Partners([here, larger])).sentence
 
+    @pytest.mark.parametrize(("scope", "told"), [("arithmetic", "less of it than arithmetic"), ("memory", "30% of it")])
+    def test_the_roofline_says_what_of_the_rest_is_memory(self, scope: str, told: str) -> None:
+        more = {"data_wait_share": metric(0.0, "1", None), "mfu_measured": metric(0.1, "1")}
+        more |= {"share_of_limit": metric(0.3, "1", scope=scope)}
+        assert f"by the roofline memory traffic needs {told}" in bottleneck(run(100, more=more), Partners([])).sentence
+
     def test_nothing_is_claimed_without_numbers(self) -> None:
         found = bottleneck(run(100), Partners([]))
         assert found.by is None and found.word == "not known" and found.sentence.startswith("what limits it is not known (")

@@ -384,7 +384,7 @@ def test_a_baseline_is_kept_found_and_refused_where_it_is_wrong(tmp_path: Path) 
     assert "every user may write to it: the reference may be theirs" in who_wrote(tmp_path, "good")[0]
     content = json.loads(path.read_text())
     for damage, words in (
-        ({"schema_version": 2}, "schema version 2, this CARAML reads up to 1"),
+        ({"schema_version": 2}, "schema version 2, this CARAML reads up to 1\n  next step: read it with the CARAML that wrote it"),
         ({"points": []}, "not a baseline: points"),
         ({"name": "../x"}, "not a baseline: name"),
         ({"machine": "here"}, "not a baseline: machine"),

@@ -132,6 +132,17 @@ def test_who_trusts_a_folder_says_so(name: str, here: Path, shared: Path, monkey
     assert run(out).exit_code == 0 and (here / "mark").exists()
 
 
+def test_a_second_folder_to_trust_goes_beside_the_first(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = UNSAFE["open to a group"](shared)
+    monkeypatch.setenv(TRUSTED_FOLDERS, "/nowhere")
+    with pytest.raises(InputError, match=rf"export {TRUSTED_FOLDERS}=\${TRUSTED_FOLDERS}:{out}$"):
+        Store(out).make()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(InputError) as told:
+        Store(out).make()
+    assert TRUSTED_FOLDERS not in str(told.value) and "--out with a folder of your own" in str(told.value)
+
+
 def test_a_folder_of_one_s_own_stays_so_whatever_the_umask(here: Path, shared: Path) -> None:
     os.chown(shared, -1, ATTACKER)
     shared.chmod(0o3777)  # new folders have its group, as in a project's folder

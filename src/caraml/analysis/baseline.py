@@ -23,7 +23,7 @@ from caraml import METHOD_VERSION
 from caraml.analysis.estimate import UNKNOWN, started, time_of, values
 from caraml.analysis.grouping import axes, facts, grouped, valid, why_not, without
 from caraml.analysis.run_variation import estimates_of
-from caraml.base.errors import InputError, in_a_line, unknown_name
+from caraml.base.errors import NEWER, InputError, in_a_line, unknown_name
 from caraml.base.files import make_folder, who_else, write_file
 from caraml.base.format import some
 from caraml.base.limits import FLAGS, LARGEST, LISTING, METRICS, NAME, POINTS, counted, read_json
@@ -116,7 +116,7 @@ def read_baseline(path: Path) -> Baseline:
     try:
         found = _Version.model_validate_json(content).schema_version
         if found > SCHEMA_VERSION:
-            raise InputError(f"{path}: schema version {found}, this CARAML reads up to {SCHEMA_VERSION}", "pip install --upgrade caraml")
+            raise InputError(f"{path}: schema version {found}, this CARAML reads up to {SCHEMA_VERSION}", NEWER)
         return Baseline.model_validate_json(content)
     except (ValidationError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a baseline: {in_a_line(error)}", "caraml accept CAMPAIGN --as NAME --replace") from error
@@ -141,7 +141,9 @@ def find_baseline(root: Path, name: str) -> Baseline:
     """
     path = place(root, name)
     if not re.fullmatch(NAMES, name) or not path.exists():
-        raise unknown_name("baseline", name, (one.stem for one in path.parent.glob("*.json")))
+        error = unknown_name("baseline", name, (one.stem for one in path.parent.glob("*.json")))
+        error.hint = error.hint or f"caraml accept SUITE --as {name}"
+        raise error
     baseline = read_baseline(path)
     if baseline.name != name:
         raise InputError(f"{path}: found name {baseline.name!r}, expected {name!r}: a copy, or renamed", f"--baseline {baseline.name}")

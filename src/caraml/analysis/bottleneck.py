@@ -167,6 +167,10 @@ def _rest(record: Record, partners: Partners, shares: Sequence[Share]) -> Share:
     left = max(1 - sum(share.share for share in shares if share.share is not None), 0.0)
     larger, rate = partners.larger_batch(record), record.value("throughput_per_device")
     text = f"{left:.0%} of the time is left"
+    roof = record.metrics.get("share_of_limit")
+    if roof is not None and roof.value is not None and roof.scope:
+        needs = "less of it than arithmetic" if roof.scope == "arithmetic" else f"{roof.value:.0%} of it"
+        text += f" (by the roofline memory traffic needs {needs})"
     if larger is not None and rate:
         gain = larger[1] / rate - 1
         what = "overhead, which a larger batch spreads" if gain > GROWING else "traffic or slow kernels, which no batch cures"

@@ -11,6 +11,8 @@ _LONGEST_LIST = 40
 """Names that an error lists; of more, only their number is of use."""
 _LONGEST_LINE = 400
 _MOST_FAULTS = 1000
+NEWER = "read it with the CARAML that wrote it, or a newer one"
+"""Next step of who has a file of a newer version: CARAML is installed from a checkout or a wheel, and no index is to be asked for it."""
 
 
 class ExitCode(IntEnum):

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from caraml.results.selector import Selection
 
+_USAGE: Any = typer.BadParameter.__mro__[1]
+"""``UsageError``, of whichever library typer has it from."""
+
 
 class Verbs(TyperGroup):
     """Verbs of which wrong words, options and values are told as every other wrong input is."""
@@ -44,7 +47,7 @@ def _usage_told(verb: str, group: Any = None) -> Iterator[None]:
     """Raise ``InputError`` for what the parser of a verb's words refuses; a group without words is answered with its help all the same."""
     try:
         yield
-    except typer.BadParameter.__mro__[1] as error:  # UsageError, of whichever library typer takes it from
+    except _USAGE as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             raise
         context, word = getattr(error, "ctx", None), getattr(error, "option_name", None)

@@ -37,12 +37,6 @@ def show(what: Annotated[str, typer.Argument(help=f"One run, or the repeats of o
     console().print(record_view(records[0], str(found.store.folder(records[0]))))
 
 
-def _no_format(word: str) -> str:
-    """What `report` has: whoever looks for it here is led to the options that there are."""
-    hint = f"--{word}" if word in ("csv", "json") else "--csv or --json; files: caraml report --format"
-    raise InputError(f"--format {word}: no option of this verb", hint)
-
-
 @app.command()
 def results(  # noqa: PLR0917 -- options, which nobody gives by position
     what: What = None,
@@ -51,7 +45,6 @@ def results(  # noqa: PLR0917 -- options, which nobody gives by position
     csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values, every metric of every run.")] = False,
     json: Annotated[bool, typer.Option("--json", help="JSON, every metric of every run.")] = False,
     sql: Annotated[str | None, typer.Option("--sql", help="Query the tables records, steps and power with DuckDB.")] = None,
-    format: Annotated[str | None, typer.Option("--format", parser=_no_format, hidden=True)] = None,
 ) -> None:
     """Print results: a table, CSV, JSON, or the answer to an SQL query."""
     from caraml.analysis.table import flat_table, query, to_csv, to_json

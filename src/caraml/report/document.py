@@ -153,6 +153,10 @@ def summary(records: Sequence[Record], lines: Sequence[Repeats]) -> list[tuple[s
     ]
 
 
+_LIMITS = {"compute": "arithmetic", "memory and overhead": "memory traffic, launches or slow kernels"}
+"""What limits a rate, for those who have not read how shares of the time are called."""
+
+
 def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
     """What the results of all works say, a sentence each; nothing where there is no result."""
     good = [line for line in lines if line.mean.value("throughput") is not None and line.good]
@@ -184,7 +188,8 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
         found += [(title, some(different, MOST_WORKS, "; ") + " in the table" * (len(different) > MOST_WORKS))] if best else []
     partners = Partners(line.mean for line in good)
     limits = Counter(bottleneck(line.mean, partners).word for line in good)
-    found.append(("Limited by", ", ".join(f"{word}: {number}" for word, number in limits.most_common())))
+    which = [f"{_LIMITS.get(word, word)}: {number} of {len(good)}" for word, number in limits.most_common()]
+    found.append(("Limited by", "; ".join(which)))
     return found + _next_steps(lines, [*disturbed, *imprecise])
 
 

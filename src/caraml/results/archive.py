@@ -26,7 +26,7 @@ from typing import BinaryIO, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from caraml import __version__
-from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line
+from caraml.base.errors import NEWER, EnvironmentUnfitError, InputError, in_a_line
 from caraml.base.files import make_folder, making, new_folder_beside, replacing, write_file, write_new
 from caraml.base.limits import ARCHIVE, DIRECTORY, LISTING, MEMBER, MEMBERS, NUMBER_KEPT, TABLE, counted, too_large
 from caraml.base.limits import RECORD as RECORD_BYTES
@@ -261,7 +261,7 @@ def _checked(archive: zipfile.ZipFile, path: Path) -> _Manifest:
     entries = {entry.filename: entry for entry in archive.infolist()}
     manifest = _manifest(archive, path)
     if manifest.caraml_archive != 1:
-        raise InputError(f"{path}: archive version {manifest.caraml_archive}, this CARAML reads 1", "pip install --upgrade caraml")
+        raise InputError(f"{path}: archive version {manifest.caraml_archive}, this CARAML reads 1", NEWER)
     if entries.keys() - {MANIFEST} != manifest.files.keys():
         raise InputError(f"{path}: its files are not those that {MANIFEST} lists")
     for name, member in manifest.files.items():

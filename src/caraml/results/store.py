@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
-from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line
+from caraml.base.errors import NEWER, EnvironmentUnfitError, InputError, in_a_line
 from caraml.base.files import TRUSTED_FOLDERS, intruder, make_folder, new_folder_beside, who_else, write_file, write_new
 from caraml.base.limits import LISTING, NAME, counted, is_measurable, read_json, too_large
 from caraml.base.limits import RECORD as RECORD_BYTES
@@ -320,11 +320,14 @@ def _intruder_inside(folder: Path) -> tuple[str, str] | None:
 
 
 def _not_ours(root: Path, place: str, who: str) -> InputError:
-    trusted = f"or, if you trust all of them, export {TRUSTED_FOLDERS}={place}"
+    others = f"${TRUSTED_FOLDERS}:" if os.environ.get(TRUSTED_FOLDERS) else ""
+    trusted = f", or, if you trust all of them, export {TRUSTED_FOLDERS}={others}{shlex.quote(place)}"
+    if Path(place).is_relative_to(root.resolve()) and not os.access(place, os.W_OK):
+        trusted = ""  # this user could not write there all the same
     mend = "" if who.startswith("belongs") else f"chmod go-w {shlex.quote(place)}, or "
     return InputError(
         f"{root}: nothing is started from here, because others could put another program in its place: {place}: {who}",
-        f"{mend}--out with a folder of your own (caraml archive and caraml import share what is in it), {trusted}",
+        f"{mend}--out with a folder of your own (caraml archive and caraml import share what is in it){trusted}",
     )
 
 
@@ -401,7 +404,7 @@ def _parsed(text: bytes, path: Path | str) -> Record:
         content = json.loads(text, parse_float=_number)
         found = content.get("schema_version")
         if isinstance(found, int) and found > SCHEMA_VERSION:
-            raise InputError(f"{path}: schema version {found}, this CARAML reads up to {SCHEMA_VERSION}", "pip install --upgrade caraml")
+            raise InputError(f"{path}: schema version {found}, this CARAML reads up to {SCHEMA_VERSION}", NEWER)
         if text.count(b"{") > _MANY:
             _look_at_channels(content)
         del content
