@@ -128,18 +128,18 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_048,
-    "base": 3_102,
+    "analysis": 4_054,
+    "base": 3_104,
     "campaign": 1_720,
-    "cli": 1_628,
+    "cli": 1_670,
     "data": 781,
     "engine": 5_239,
     "launch": 1_887,
     "metrics": 1_015,
     "power": 5_187,
     "reference": 515,
-    "report": 4_898,
-    "results": 3_427,
+    "report": 4_922,
+    "results": 3_430,
     "suite": 2_722,
     "system": 3_587,
     "verify": 1_066,
