@@ -213,6 +213,14 @@ def test_numbers_of_devices_that_may_be_as_good_are_named() -> None:
     assert "cannot be told from it" in figure.note and "cannot be told from it" in section.notes[0]
 
 
+@pytest.mark.parametrize(("errors", "ties"), [((0.01, None, 0.01), (2,)), ((0.01, 0.01, None), (1, 2)), ((None, None, None), ())])
+def test_numbers_of_devices_without_an_interval_may_be_as_good(errors: tuple[float | None, ...], ties: tuple[int, ...]) -> None:
+    """Beside numbers with one, they were taken for worse."""
+    costs = zip((1, 2, 4), (1.0, 0.6, 0.5), errors, strict=True)
+    (cell,) = matrix([Solution("gpt", "H100", n, Estimate(cost, sd), None) for n, cost, sd in costs], "time")
+    assert (cell.best, cell.ties) == (4, ties)
+
+
 def placed(n: int, placement: dict[str, Any], rate: float = 100.0, **changes: Any) -> Record:
     return run(rate * n, devices=n, global_batch=8 * n, micro_batch=8, placement=placement, **changes)
 

@@ -146,6 +146,20 @@ def test_the_best_of_the_summary_is_picked() -> None:
     assert alone.endswith(": 1,320 ± 12 % token/s") and text.startswith("1,320 ± 19 % token/s (picked as the best of 20,"), (alone, text)
 
 
+def test_of_a_best_without_an_interval_others_may_be_as_good() -> None:
+    def of(*intervals: bool) -> str:
+        lines = []
+        for batch, known in zip((4, 8, 16), intervals, strict=True):
+            low = {"low": 90.0 * batch, "high": 110.0 * batch} if known else {}
+            made = make_record(make_point(global_batch=batch), "token", 40, 0.1, 300.0)
+            lines.append(made.model_copy(update={"metrics": {"throughput": Metric(value=100.0 * batch, unit="token/s", **low)}}))
+        return dict(findings(repeated(lines)))["Fastest"].split(": ")[1]
+
+    assert of(True, True, False) == "1,600 ± ? token/s (picked as the best of 3, 2 others may be as good)"
+    assert of(True, False, True).endswith(" at once, 1 other may be as good)")
+    assert of(False, False, False) == "1,600 ± ? token/s"
+
+
 def test_the_summary_says_how_good_what_is_best_and_what_to_do() -> None:
     def run(batch: int, step: float, flags: list[str], **changes: object) -> Record:
         made = make_record(make_point(global_batch=batch), "token", 40, step, 300.0)

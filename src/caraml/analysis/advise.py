@@ -93,7 +93,8 @@ class Best:
     cost: Estimate
     """Of ``choice``."""
     lead: Estimate | None
-    """Cost of the next choice that is distinguishable over that of ``choice``; ``None`` if there is none."""
+    """Cost of the next choice that is distinguishable over that of ``choice``; ``None`` if there is none. Both are picked, so its interval
+    holds for every pair of choices at once."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,7 @@ def _best(choices: Sequence[Choice], goal: Goal) -> Best | None:
     ratios = [cost.over(cheapest) for _, cost in others]
     apart = [differs(ratio, pairs_of(len(costs))) for ratio in ratios]
     ties = tuple(choice for (choice, _), told in zip(others, apart, strict=True) if not told)
-    leads = [ratio for ratio, told in zip(ratios, apart, strict=True) if told]
+    leads = [ratio.for_all_of(pairs_of(len(costs))) for ratio, told in zip(ratios, apart, strict=True) if told]
     return Best(goal, best, ties, cheapest, leads[0] if leads else None)
 
 

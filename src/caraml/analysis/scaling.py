@@ -316,7 +316,7 @@ class Cell:
     reason: str = ""
     """Why there is neither a ratio nor a best."""
     ties: tuple[int, ...] = ()
-    """Other numbers of devices that cannot be told from the best one."""
+    """Other numbers of devices that cannot be told from the best one; none where no cost has an error."""
 
     @property
     def text(self) -> str:
@@ -351,7 +351,8 @@ def matrix(solutions: Sequence[Solution], quantity: Quantity, best_by: Quantity 
             cells.append(Cell(best.row, best.column, None, smallest, best.devices, f"{OTHER_BOUNDARIES}: {', '.join(sorted(boundaries))}"))
             continue
         ratios = [(cost.over(least), one.devices) for cost, one in ranked]
-        ties = {devices for one, devices in ratios if one.sd is not None and not differs(one, pairs_of(len(ranked)))} - {best.devices}
+        told = any(cost.sd is not None for cost, _ in ranked)
+        ties = {devices for one, devices in ratios if told and not differs(one, pairs_of(len(ranked)))} - {best.devices}
         picked = None if ratio is None else ratio.for_all_of(len(alone) * (len(ranked) - len(alone)))
         cells.append(Cell(best.row, best.column, picked, smallest, best.devices, "", tuple(sorted(ties))))
     return cells

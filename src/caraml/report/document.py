@@ -197,16 +197,17 @@ def _picked(quantity: Quantity, best: Record, runs: Mapping[str, Sequence[Record
     """The best of several ``choices``, which is also the luckiest: with an interval that holds for all of them at once, and how many others
     cannot be told from it, by the test of ``caraml advise``; ``runs``: of each choice, by its key."""
     own, mean = best.metrics[quantity.name], mean_of(values(runs[best.key], quantity.name), quantity.name)
-    if len(choices) < 2 or mean is None or not mean.sd:
+    found = dict(zip((one.key for one in choices), estimates([runs[one.key] for one in choices], quantity.name)[0], strict=True))
+    if len(choices) < 2 or mean is None or not any(one is not None and one.sd for one in found.values()):
         return quantity.text(own)
     wide = mean.for_all_of(len(choices))
     picked = own.model_copy(update={"low": wide.low, "high": wide.high})
-    found = dict(zip((one.key for one in choices), estimates([runs[one.key] for one in choices], quantity.name)[0], strict=True))
     first = found.pop(best.key)
     ratios = [one.over(first) for one in found.values() if one is not None and first is not None]
     ties = sum(not differs(ratio, pairs_of(len(choices))) for ratio in ratios)
-    told = f", {ties} other{'s' * (ties > 1)} may be as good" if ties else ""
-    return f"{quantity.text(picked)} (picked as the best of {len(choices)}, by an interval that holds for all at once{told})"
+    told = ", by an interval that holds for all at once" if mean.sd else ""
+    told += f", {ties} other{'s' * (ties > 1)} may be as good" if ties else ""
+    return f"{quantity.text(picked)} (picked as the best of {len(choices)}{told})"
 
 
 def _next_steps(lines: Sequence[Repeats], doubtful: Sequence[Repeats]) -> list[tuple[str, str]]:
