@@ -128,7 +128,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_054,
+    "analysis": 4_056,
     "base": 3_104,
     "campaign": 1_720,
     "cli": 1_670,
@@ -138,7 +138,7 @@ LINES = {
     "metrics": 1_015,
     "power": 5_187,
     "reference": 515,
-    "report": 4_922,
+    "report": 4_923,
     "results": 3_430,
     "suite": 2_722,
     "system": 3_587,
