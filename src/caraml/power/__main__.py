@@ -26,7 +26,7 @@ from caraml.base.files import write_file
 from caraml.base.format import printable
 from caraml.base.signals import on_signals
 from caraml.power.merge import merge_folder
-from caraml.power.meter import Meter, channel_power
+from caraml.power.meter import Meter
 from caraml.power.model import WindowEnergy
 from caraml.power.result import CommandResult, Format, ResultFolder, energy_frame, svg, write_hdf5
 from caraml.power.sampler import available_sources
@@ -93,13 +93,6 @@ def _watch_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _sources_parser() -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
-        prog=f"{PROGRAM} sources",
-        description="List every source: whether it is here, may be read, how to mend that, how often it refreshes.",
-    )
-
-
 def _merge_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"{PROGRAM} merge", description="Add up the results of all ranks in a folder.")
     parser.add_argument("folder", type=Path, help="what --out named")
@@ -109,7 +102,10 @@ def _merge_parser() -> argparse.ArgumentParser:
 PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
     "": _run_parser,
     "watch": _watch_parser,
-    "sources": _sources_parser,
+    "sources": lambda: argparse.ArgumentParser(
+        prog=f"{PROGRAM} sources",
+        description="List every source: whether it is here, may be read, how to mend that, how often it refreshes.",
+    ),
     "merge": _merge_parser,
 }
 """The parser of each verb; without one, a command is measured."""
@@ -347,13 +343,8 @@ def watch(methods: Sequence[str] | None = None, interval: float = 0.1, seconds: 
         try:
             while end is None or time.monotonic() < end:
                 time.sleep(every if end is None else min(every, max(end - time.monotonic(), 0.0)))
-                shown: dict[tuple[str, str], str] = {}
-                for channel in sorted((c for c in meter.channels if c.kind != "apparent_va"), key=lambda c: c.kind == "energy"):
-                    power = channel_power(channel, meter.store, interval)
-                    told = f"{channel.label} [{channel.boundary}] {'-' if power is None else f'{power:.1f} W'}"
-                    shown.setdefault((channel.source, channel.domain), told)
-                clock = time.strftime("%H:%M:%S")
-                _say(clock + "  " + "  ".join(shown.values()))
+                shown = (f"{c.label} [{c.boundary}] {'-' if watts is None else f'{watts:.1f} W'}" for c, watts in meter.powers())
+                _say("  ".join((time.strftime("%H:%M:%S"), *shown)))
         except KeyboardInterrupt:
             pass
     return 0

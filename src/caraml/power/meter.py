@@ -246,15 +246,19 @@ class Meter:
             window.interval_s = self.interval
         return window
 
+    def powers(self) -> list[tuple[Channel, float | None]]:
+        """Power of every domain now [W], by a channel that tells it; ``None`` where all of them have been silent."""
+        found: dict[tuple[str, str], tuple[Channel, float | None]] = {}
+        for channel in sorted((c for c in self.channels if c.kind != "apparent_va"), key=lambda c: c.kind == "energy"):
+            if found.get(key := (channel.source, channel.domain), (channel, None))[1] is None:
+                found[key] = channel, channel_power(channel, self.store, self._sampler(channel).interval)
+        return list(found.values())
+
     def latest_power_w(self) -> float | None:
         """Power now [W], for a live display: the sum over accelerators (modules where known), else processors, else the node."""
-        powers: dict[tuple[str, str], tuple[Channel, float]] = {}
-        for channel in sorted(self.channels, key=lambda c: c.kind == "energy"):
-            power = channel_power(channel, self.store, self._sampler(channel).interval)
-            if power is not None:
-                powers.setdefault((channel.source, channel.domain), (channel, power))
+        known = [(channel, power) for channel, power in self.powers() if power is not None]
         for boundaries in (("module", "device"), ("cpu",), ("node_dc",), ("node_ac",)):
-            seen = [pair for pair in powers.values() if pair[0].boundary in boundaries]
+            seen = [pair for pair in known if pair[0].boundary in boundaries]
             if seen:
                 return sum(_one_view(seen, hardware, boundaries) for hardware in {channel.hardware for channel, _ in seen})
         return None
