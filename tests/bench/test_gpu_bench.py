@@ -58,7 +58,9 @@ def gpu() -> Iterator[ModuleType]:
         patch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         patch.setattr(sys, "path", list(sys.path))
         spec.loader.exec_module(module)
+        handler = signal.getsignal(signal.SIGTERM)
         yield module
+        signal.signal(signal.SIGTERM, handler)  # its own ends whatever is tested next, as Ctrl-C does
 
 
 def test_the_check_of_images_holds_for_the_cpu_against_itself(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
