@@ -39,7 +39,7 @@ def run_python(start_python: Run) -> Callable[..., str]:
 
     def run(code: str, **environment: str) -> str:
         process = start_python(code, **environment)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
         return out
 

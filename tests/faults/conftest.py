@@ -19,7 +19,7 @@ from caraml.results.record import Record
 from caraml.results.store import RECORD, read_record
 from tests.conftest import STARTS
 
-DEADLINE = 120.0
+DEADLINE = 300.0
 """Seconds for anything to happen; only a broken test waits that long."""
 FORKED = str(STARTS / "server.py")
 """In the command line of a process that the fork server made, whatever it runs; its output goes where that of its program does."""
@@ -45,13 +45,14 @@ class Victim:
         path.write_text("\n".join(lines))
         return path
 
-    def start(self, suite: Path, *, fresh: bool = False, **environment: str) -> subprocess.Popen[str]:
-        """Start the campaign; what it prints can be read from the process. If ``fresh``, without the fork server: its processes are each
-        other's children, as they are for users."""
+    def start(self, suite: Path, *, fresh: bool = False, group: Path | None = None, **environment: str) -> subprocess.Popen[str]:
+        """Start the campaign, in a control ``group`` from its first moment; what it prints can be read from the process. If ``fresh``,
+        without the fork server: its processes are each other's children, as they are for users."""
         settings = {"XDG_RUNTIME_DIR": str(self._folder), "CARAML_POWER": "fake:constant", "CARAML_DEVICE": "cpu"}
         around = {name: value for name, value in os.environ.items() if not (fresh and name == "FORK_SERVER")}
+        within = ["sh", "-c", 'echo $$ >"$0" && exec "$@"', str(group / "cgroup.procs")] if group is not None else []
         process = subprocess.Popen(
-            [sys.executable, "-m", "caraml", "run", str(suite), "--out", str(self.out), "--even-if-too-large"],
+            [*within, sys.executable, "-m", "caraml", "run", str(suite), "--out", str(self.out), "--even-if-too-large"],
             env={**around, **settings, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -20,7 +20,7 @@ from caraml.results.record import Record
 from caraml.results.rows import read_table
 from caraml.results.store import JOURNAL
 from caraml.system.variables import PATIENCE
-from tests.faults.conftest import Victim, until
+from tests.faults.conftest import DEADLINE, Victim, until
 
 SHORT = {"params": {"device": "asynchronous", "step_seconds": 0.02}}
 LONG = {**SHORT, "measure": {"min_seconds": 60, "max_seconds": 90}}
@@ -54,7 +54,7 @@ def test_a_killed_worker_is_a_failed_point_and_the_next_one_is_measured(victim: 
     folder = victim.wait_for("measure")
     steps = put_away(folder)
     os.kill(victim.workers()[0], signal.SIGKILL)
-    said, _ = runner.communicate(timeout=120)
+    said, _ = runner.communicate(timeout=DEADLINE)
     assert runner.returncode == 1
     kept_with_the_reason(victim.record(folder), folder, steps)
     assert [record.status for record in victim.records()] == ["failed", "ok"], said
@@ -65,7 +65,7 @@ def test_a_killed_rank_takes_the_others_with_it(victim: Victim) -> None:
     runner = victim.start(victim.suite(TWO_RANKS), fresh=True)
     folder = victim.wait_for("measure")
     os.kill(victim.workers()[-1], signal.SIGKILL)
-    runner.communicate(timeout=120)
+    runner.communicate(timeout=DEADLINE)
     record = victim.record(folder)
     assert runner.returncode == 1 and record.status == "failed" and "killed by SIGKILL" in (record.reason or "")
     assert {*record.files} == {"steps", "power"}, "what rank 0 measured"
@@ -80,7 +80,7 @@ def test_ranks_that_are_killed_at_once_leave_what_was_measured(victim: Victim) -
     for number in (signal.SIGSTOP, signal.SIGKILL):  # else the last may be asked to end before it is killed
         for pid in victim.workers():
             os.kill(pid, number)
-    runner.communicate(timeout=120)
+    runner.communicate(timeout=DEADLINE)
     assert runner.returncode == 1
     kept_with_the_reason(victim.record(folder), folder, steps)
     victim.no_orphans()
@@ -90,7 +90,7 @@ def test_a_rank_that_is_killed_after_the_window_takes_no_measurement_with_it(vic
     runner = victim.start(victim.suite({**SHORT, "devices": 2, "measure": {"idle_seconds": 10}}))
     folder = victim.wait_for("idle_after")
     os.kill(victim.workers()[-1], signal.SIGKILL)
-    said, _ = runner.communicate(timeout=120)
+    said, _ = runner.communicate(timeout=DEADLINE)
     record = victim.record(folder)
     assert runner.returncode == 0 and record.status == "ok" and record.value("throughput") and record.value("energy"), said
     assert "ended before it was done: killed by SIGKILL" in (record.reason or "") and "ended before it was done" in said
@@ -101,7 +101,7 @@ def test_a_stopped_rank_is_named_by_the_watchdog(victim: Victim) -> None:
     runner = victim.start(victim.suite(TWO_RANKS), **{PATIENCE: str(SILENT)})
     folder = victim.wait_for("measure")
     os.kill(victim.workers()[-1], signal.SIGSTOP)
-    runner.communicate(timeout=120)
+    runner.communicate(timeout=DEADLINE)
     record = victim.record(folder)
     assert runner.returncode == 1 and record.status == "failed"
     assert f"left no sign of life for {SILENT * SILENCE:.3g} s" in (record.reason or "") and (record.reason or "").startswith("rank ")
@@ -136,7 +136,7 @@ def test_a_runner_that_is_told_to_end_ends_its_point_and_can_go_on(victim: Victi
     runner = victim.start(suite, fresh=fresh)
     folder = victim.wait_for("measure", "p1")
     runner.send_signal(number)
-    said, _ = runner.communicate(timeout=120)
+    said, _ = runner.communicate(timeout=DEADLINE)
     assert runner.returncode == code and "run the same command again" in said
     assert [record.status for record in victim.records()] == ["ok", "failed"]
     assert "the campaign was stopped" in (victim.record(folder).reason or "")
@@ -152,6 +152,6 @@ def test_an_impatient_user_gets_out_at_once_and_leaves_nothing_behind(victim: Vi
     with contextlib.suppress(subprocess.TimeoutExpired):
         runner.wait(timeout=1.0)
     runner.send_signal(signal.SIGINT)
-    runner.communicate(timeout=120)
+    runner.communicate(timeout=DEADLINE)
     assert runner.returncode == 130
     victim.no_orphans()

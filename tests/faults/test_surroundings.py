@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from caraml.results.store import RECORD, read_record
-from tests.faults.conftest import Victim, until
+from tests.faults.conftest import DEADLINE, Victim, until
 
 SHORT = {"params": {"device": "asynchronous", "step_seconds": 0.02}}
+LONG = {**SHORT, "measure": {"min_seconds": 60, "max_seconds": 90}}
 MEMORY = Path("/sys/fs/cgroup")
 
 
@@ -73,9 +74,8 @@ def test_a_point_that_is_too_large_ends_before_the_memory_does(victim: Victim) -
 def test_a_point_that_the_kernel_kills_for_its_memory_is_out_of_memory(victim: Victim) -> None:
     suite = victim.suite(HUGE, workload="gpt")
     with memory_group(700) as group:
-        runner = victim.start(suite, fresh=True, CARAML_MEMORY_GIB="off")
-        (group / "cgroup.procs").write_text(str(runner.pid))
-        said, _ = runner.communicate(timeout=120)
+        runner = victim.start(suite, fresh=True, group=group, CARAML_MEMORY_GIB="off")
+        said, _ = runner.communicate(timeout=DEADLINE)
         (record,) = victim.records()
         assert record.status == "oom", said
         assert runner.returncode == 0, "out of memory is a result"
@@ -90,22 +90,23 @@ def test_a_folder_that_cannot_be_written_is_named(victim: Victim, tmp_path: Path
     assert "Traceback" not in said
 
 
-def test_a_folder_that_is_removed_takes_no_measurement_with_it(victim: Victim, tmp_path: Path) -> None:
-    runner = victim.start(victim.suite(SHORT), XDG_CACHE_HOME=str(tmp_path / "cache"))
-    folder = victim.wait_for("measure")
-    while folder.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-    said, _ = runner.communicate(timeout=120)
-    (place,) = (tmp_path / "cache").rglob(RECORD)
-    assert runner.returncode == 3 and f"what was measured is in {place}" in said and "Traceback" not in said, said
-    record = read_record(place)
-    assert record.status == "ok" and record.value("throughput")
-
-
 def enough(victim: Victim) -> None:
     """Have the point that runs measure no longer."""
     for worker in victim.workers():
         os.kill(worker, signal.SIGUSR1)
+
+
+def test_a_folder_that_is_removed_takes_no_measurement_with_it(victim: Victim, tmp_path: Path) -> None:
+    runner = victim.start(victim.suite(LONG), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    folder = victim.wait_for("measure")
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+    enough(victim)
+    said, _ = runner.communicate(timeout=DEADLINE)
+    (place,) = (tmp_path / "cache").rglob(RECORD)
+    assert runner.returncode == 3 and f"what was measured is in {place}" in said and "Traceback" not in said, said
+    record = read_record(place)
+    assert record.status == "ok" and record.value("throughput")
 
 
 def test_a_disk_that_is_full_is_named_and_takes_no_record(victim: Victim, tmp_path: Path) -> None:
@@ -119,12 +120,12 @@ def test_a_disk_that_is_full_is_named_and_takes_no_record(victim: Victim, tmp_pa
                     filler.write(bytes(512))
 
         victim.out = disk / "results"
-        points = [SHORT, {**SHORT, "global_batch": 8, "measure": {"min_seconds": 60, "max_seconds": 90}}]
+        points = [SHORT, {**LONG, "global_batch": 8}]
         runner = victim.start(victim.suite(*points))
         victim.wait_for("measure", "p1")
         fill()
         enough(victim)
-        said, _ = runner.communicate(timeout=120)
+        said, _ = runner.communicate(timeout=DEADLINE)
         assert "Traceback" not in said
         assert [(record.status, bool(record.value("throughput"))) for record in victim.records()] == [("ok", True)] * 2, said
         victim.no_orphans()
@@ -160,14 +161,14 @@ def test_a_clock_that_is_set_back_and_forth_changes_no_number(victim: Victim, tm
     for seconds in ("3600", "-3600"):
         set_clock.write_text(seconds)
         time.sleep(1.0)
-    runner.communicate(timeout=120)
+    runner.communicate(timeout=DEADLINE)
     (record,) = victim.records()
     assert record.status == "ok"
     rate, joules = record.metrics["throughput"], record.metrics["energy_per_item"]
     # Steps of 0.02 s take longer on a busy machine, but none takes an hour.
-    assert rate.value is not None and 0.2 < rate.value / (4 * 7 / 0.02) < 1.02
+    assert rate.value is not None and 0.01 < rate.value / (4 * 7 / 0.02) < 1.02
     assert joules.value == pytest.approx(300 / rate.value, rel=0.02), "300 W by the made-up sensor"
-    assert record.window is not None and 0 < record.window.end - record.window.start < 60
+    assert record.window is not None and 0 < record.window.end - record.window.start < 1000
 
 
 def test_a_sensor_that_hangs_costs_its_energy_and_nothing_else(victim: Victim, tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_a_loader_worker_that_dies_ends_the_point_and_is_named(victim: Victim) -
     folder = victim.wait_for("measure")
     worker, loader = victim.workers()[0], until(lambda: next(iter(loaders_of(victim.workers()[0])), None), "a loader")
     os.kill(loader, signal.SIGKILL)
-    runner.communicate(timeout=120)
+    runner.communicate(timeout=DEADLINE)
     record = victim.record(folder)
     assert runner.returncode == 1 and record.status == "failed"
     # Torch hears of the signal where the loader is its own child, and of its end where the fork server made it.

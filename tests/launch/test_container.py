@@ -290,7 +290,7 @@ def test_a_point_trains_in_a_container(real: tuple[ContainerRuntime, str], tmp_p
     assert "of-the-image" in subprocess.run(probe, capture_output=True, text=True, check=False).stdout.splitlines()
     script = write_script(point, folder, 1, Site(container=chosen))
     script.write_text(Recipe(point, folder, 1, Site(container=chosen), suite_folder=str(tmp_path / "suite")).text())
-    done = subprocess.run([str(script)], timeout=120, check=False)
+    done = subprocess.run([str(script)], timeout=300, check=False)
     assert done.returncode == 0, (folder / "worker.log").read_text()
     record = read_record(folder / RECORD)
     assert record.status == "ok"
@@ -315,7 +315,7 @@ def test_what_is_told_to_end_leaves_nothing_in_its_container(real: tuple[Contain
         until(lambda: not children(process.pid))  # one that is ended while it hands a signal on would end Podman's handing on
     last.touch()
     os.killpg(process.pid, signal.SIGTERM)
-    process.wait(60)
+    process.wait(300)
     until(lambda: not running(str(began)))
 
 
@@ -336,7 +336,7 @@ def test_what_is_in_a_container_ends_after_a_runtime_that_was_killed(
     process = subprocess.Popen(["bash", "-c", f"exec {join(argv)}"], start_new_session=True)
     until(began.exists)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait(60)
+    process.wait(300)
     until(lambda: not running(str(began)))
 
 

@@ -46,7 +46,7 @@ def test_rate_and_energy_are_those_of_the_window(tmp_path: Path, monkeypatch: py
     assert record.window.items == 8 * record.window.steps and record.window.steps >= 8
     assert record.value("throughput") == pytest.approx(8 * record.window.steps / record.window.seconds)
     step = record.value("step_time_median")
-    assert step is not None and 0.02 <= step < 0.2 and record.value("first_step_time") >= 0.1  # type: ignore[operator]
+    assert step is not None and 0.02 <= step < 2 and record.value("first_step_time") >= 0.1  # type: ignore[operator]
     assert record.value("mean_power") == pytest.approx(Constant().watts, abs=record.metrics["mean_power"].bound) and record.files["power"]
     run_energy, run_time = record.metrics["run_energy"], record.value("run_time")
     assert run_time is not None and run_time > record.window.end - record.phases[0].end - 0.01, "from the first step on"
@@ -145,7 +145,8 @@ def test_a_loop_that_breaks_leaves_its_reason_and_its_error(tmp_path: Path) -> N
 
 def test_what_was_measured_before_a_loop_breaks_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARAML_POWER", "fake:constant")
-    with pytest.raises(KeyboardInterrupt), caraml.measure("interrupted", out=tmp_path, policy=QUICK) as m:
+    policy = QUICK.model_copy(update={"min_seconds": 300.0, "max_seconds": 300.0})  # not over before, on any machine
+    with pytest.raises(KeyboardInterrupt), caraml.measure("interrupted", out=tmp_path, policy=policy) as m:
         for _ in range(20):
             time.sleep(0.01)
             m.step(1)

@@ -268,7 +268,7 @@ print("on")
 
 def test_a_signal_for_a_fork_ends_the_fork_alone(tmp_path: Path) -> None:
     """At once, and with the status that it has without CARAML; and one that lives on keeps no block open."""
-    done = subprocess.run([sys.executable, "-c", FORKED, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", FORKED, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0 and done.stdout == "on\n", done.stderr
     assert only(tmp_path).status == "ok"
 
@@ -297,7 +297,7 @@ print("on")
 
 def test_a_generator_that_is_left_before_its_end_is_measured_until_then(tmp_path: Path) -> None:
     """Also where only the end of the program closes it: threads cannot be started any more then, and who waited for one hung."""
-    done = subprocess.run([sys.executable, "-c", GENERATOR, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", GENERATOR, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0 and done.stdout == "on\n", done.stderr
     records = {record.point.benchmark: record for record in Store(tmp_path).records()}
     assert {name: record.status for name, record in records.items()} == {"closed": "ok", "open": "ok"}, records
@@ -319,7 +319,7 @@ with caraml.measure("forks", out=sys.argv[1], policy=caraml.Policy(min_steps=4, 
 
 
 def test_a_fork_measures_nothing(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", FORKS, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", FORKS, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False)
     assert "found a fork of the process that measures" in done.stdout, done.stderr
     assert only(tmp_path).status == "ok" and only(tmp_path).attempt == 1
 

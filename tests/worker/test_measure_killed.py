@@ -92,7 +92,7 @@ def test_a_loop_that_is_killed_outright_has_its_record_once_the_next_begins(tmp_
             assert not (folder / RECORD).exists()
         finally:
             os.kill(pid, signal.SIGKILL)
-        process.wait(60)
+        process.wait(300)
     again(out)
     record = read_record(folder / RECORD)
     assert record.status == "failed" and record.ended_by_hand and record.value("throughput") is None
