@@ -51,7 +51,7 @@ def shout(host: str, port: int, mark: Path) -> str:
 def poison(host: str, port: int, mark: Path, answers: list[str]) -> None:
     """The store of torch: read its keys, and put a pickle under what torchrun looks for; ``answers`` gets what came of it."""
     try:
-        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=300))
         keys = list(store.list_keys())
         answers.append(f"{len(keys)} keys")
         for key in keys:

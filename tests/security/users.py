@@ -68,9 +68,10 @@ def alone() -> str | None:
     if os.geteuid() != 0:
         return "what another user may do: acting as two users needs root"
     try:
-        with tempfile.NamedTemporaryFile(prefix="two-users-", dir="/tmp") as file:
+        with tempfile.TemporaryDirectory(prefix="two-users-", dir="/tmp") as folder:  # in which others do not look for what a user has
+            (file := Path(folder, "file")).touch()
             for uid in (VICTIM, ATTACKER):
-                os.chown(file.name, uid, uid)
+                os.chown(file, uid, uid)
                 if as_user(uid, _user_by_kernel) != str(uid):
                     return "what another user may do: the numbers of users are made up here"
     except OSError as error:

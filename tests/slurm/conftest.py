@@ -105,7 +105,7 @@ def make_bench(root: Path) -> Bench:
     return Bench(root, Site(scheduler=scheduler, software=Software(venv=str(root / "venv"))))
 
 
-def wait(launcher: SlurmLauncher, jobs: Iterable[str], seconds: float = 90, until: tuple[str, ...] = ("ended", "lost")) -> list[JobState]:
+def wait(launcher: SlurmLauncher, jobs: Iterable[str], seconds: float = 300, until: tuple[str, ...] = ("ended", "lost")) -> list[JobState]:
     """Poll until every job is in one of the states; returns the states in order."""
     handles = list(jobs)
     deadline = time.monotonic() + seconds

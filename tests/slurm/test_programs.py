@@ -150,15 +150,14 @@ def test_a_program_is_warned_of_its_time_limit_and_its_steps_are_not(cluster: Cl
     """What Slurm does before the end of the time, done early: the program may tell its steps, which have had no signal from others."""
     del cluster
     end = "echo warned; touch go-on; wait; exit 7"
-    step = "until [ -e go-on ]; do sleep 0.1; done; echo done"
+    step = "echo begun; until [ -e go-on ]; do sleep 0.1; done; echo done"
     run = Program(
         tmp_path, f"trap '{end}' USR1; echo go; srun --ntasks=1 --nodes=1 --export=ALL bash -c '{step}' & wait; echo end", marks=MARKS
     )
-    until(lambda: "go" in run.said().split())
-    time.sleep(1)
+    until(lambda: "begun" in run.said().split())
     subprocess.run(["scancel", "--batch", "--signal=USR1", run.handles[0].split(":")[1]], check=True)
     ended = run.ended()
-    assert run.said().split() == ["go", "warned", "done"]
+    assert run.said().split() == ["go", "begun", "warned", "done"]
     assert ended.status == "timeout" and "warned that its time" in (ended.reason or "") and "exit status 7" in (ended.reason or "")
 
 

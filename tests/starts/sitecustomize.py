@@ -52,19 +52,31 @@ def hand_over(address: str, module: str, arguments: "list[str]") -> None:
             server.connect(address)
         except OSError:
             return
+        # The program may be far by the time that this process goes on: what comes for it meanwhile waits here.
+        numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")]
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
         socket.send_fds(server, [json.dumps(request).encode() + b"\n"], [0, 1, 2])
         answers = server.makefile("r")
         pid = int(answers.readline() or 0)
+        for number in numbers if pid else ():
+            # Also what is ignored here: the program may handle it, and only it knows.
+            signal.signal(number, lambda number, frame: hand_on(pid, number))
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if not pid:
             return
-        for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
-            # Also what is ignored here: the program may handle it, and only it knows.
-            signal.signal(getattr(signal, name), lambda number, frame: os.kill(pid, number))
         code = int(answers.readline() or 1)
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def hand_on(pid: int, number: int) -> None:
+    """A program that has just ended needs it no more."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
 
 
 if "FORK_SERVER" in os.environ and (_known := program()) is not None:
