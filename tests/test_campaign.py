@@ -358,14 +358,14 @@ def test_kill_at_any_moment_and_run_again(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-m", "caraml", "run", str(suite), "--out", str(tmp_path / "out")]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    store, deadline = Store(tmp_path / "out"), time.monotonic() + 120
+    store, deadline = Store(tmp_path / "out"), time.monotonic() + 300
     while not list((tmp_path / "out").glob("points/*/1/record.json")):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     known = [record for record in store.records() if record.status == "ok"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     records = store.records("tiny")
     assert statuses(records) == ["ok", "ok"]

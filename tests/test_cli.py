@@ -27,7 +27,7 @@ measure = { target = 0.5, min_seconds = 0.2, min_steps = 4, max_steps = 40, max_
 def caraml(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "caraml", *map(str, arguments)]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=180, env={**os.environ, "COLUMNS": "120", **environment}, check=False
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "120", **environment}, check=False
     )
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], T], what: str = "", seconds: float = 60.0) -> T:
+def until(condition: Callable[[], T], what: str = "", seconds: float = 300.0) -> T:
     """The first value of ``condition`` that is true; fails with ``what`` was waited for after so many seconds."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):

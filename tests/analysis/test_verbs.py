@@ -18,7 +18,7 @@ from tests.stores import remember_suite
 
 def caraml(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "caraml", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "160"}, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "160"}, check=False)
 
 
 @pytest.fixture(scope="module")

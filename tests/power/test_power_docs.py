@@ -43,7 +43,7 @@ def place(tmp_path: Path) -> tuple[Path, dict[str, str]]:
 def test_block_works(place: tuple[Path, dict[str, str]], language: str, text: str) -> None:
     folder, environment = place
     command = ["sh", "-e", "-c", text] if language == "sh" else [sys.executable, "-c", text]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     if language == "python":
         assert re.fullmatch(r"\d+ ± \d+ J, net of idle -?\d+ J\n", done.stdout), done.stdout

@@ -68,7 +68,7 @@ class Browser:
 
     def until(self, script: str) -> Any:
         """Wait for an expression to become true, whatever the page has to do first; its value."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not (value := self.run(script)):
             assert time.monotonic() < deadline, script
             time.sleep(0.02)
@@ -114,7 +114,7 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            assert select.select([self._read], [], [], 120)[0], "the browser does not answer"
+            assert select.select([self._read], [], [], 300)[0], "the browser does not answer"
             more = os.read(self._read, 1 << 20)
             assert more, "the browser has ended"
             self._rest += more

@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root, left = Path(__file__).parents[2], tmp_path_factory.mktemp("span")
     command = [sys.executable, "-m", "caraml.engine.start", "--devices=2", "tests.workloads.test_span_norm", str(left)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
-    subprocess.run(command, cwd=root, env=environment, timeout=200, check=True)
+    subprocess.run(command, cwd=root, env=environment, timeout=300, check=True)
     return left
 
 

@@ -153,5 +153,5 @@ def test_an_unknown_network_gets_the_nearest_name(tmp_path: Path, make_point: Ma
     params = ImageParams(model="resnet5O", data="synthetic").model_dump(mode="json")
     point = make_point(workload="image_classification", params=params)
     folder = Store(tmp_path).new_attempt(point)
-    assert subprocess.run([str(write_script(point, folder, threads=1))], timeout=120, check=False).returncode == 1
+    assert subprocess.run([str(write_script(point, folder, threads=1))], timeout=300, check=False).returncode == 1
     assert "resnet50" in (read_record(folder / RECORD).reason or "")

@@ -91,7 +91,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Told]]:
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "caraml.engine.start", "--devices=2", "tests.engine.parallel.test_checkpoint_ranks", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    subprocess.run(command, cwd=ROOT, env=environment, timeout=100, check=True)
+    subprocess.run(command, cwd=ROOT, env=environment, timeout=300, check=True)
     return folder, [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
