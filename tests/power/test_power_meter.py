@@ -380,4 +380,4 @@ def test_what_a_sensor_showed_before_a_window_tells_how_often_it_has_a_new_value
         time.sleep(100)
         with meter.window("work") as work:
             time.sleep(15)
-    assert not work.energy.valid and work.energy.flags == ["mean_sensor", "too_short"]
+    assert not work.energy.valid and work.energy.flags == ["mean_sensor", "one_value", "too_short"]
