@@ -84,6 +84,17 @@ def test_a_smaller_last_batch_weighs_as_many_samples_as_it_has(wrapped: Callable
     assert validate(task, "fp32", torch.device("cpu"), Ranks()) == (4.0, None)
 
 
+def test_a_task_says_how_many_samples_a_held_out_batch_has() -> None:
+    """Two graphs of 3 nodes and one of 6: the mean of a graph's loss, whatever nodes it has."""
+    model = torch.nn.Linear(1, 1)
+    facts = Facts(item="sample", items_per_sample=1, parameters=2, flops_per_item=1.0, flops_formula="none")
+    held_out = [(torch.ones(6), torch.arange(3)), (torch.full((6,), 4.0), torch.arange(2))]  # nodes, and where graphs begin and end
+    task = Task(model, torch.optim.SGD(model.parameters()), iter([]), lambda _, batch: batch[0].mean(), facts)
+    task.validation, task.samples_in = lambda: iter(held_out), lambda batch: len(batch[1]) - 1
+    assert validation_loss(task, "fp32", torch.device("cpu")) == 2.0
+    assert validate(task, "fp32", torch.device("cpu"), Ranks()) == (2.0, None)
+
+
 class OfSingles(torch.Tensor):
     """On a device without numbers of 64 bits, such as Apple's, until it is brought to the host."""
 

@@ -85,12 +85,12 @@ def agree_on_statistics(model: torch.nn.Module, ranks: Ranks) -> None:
 
 def _summed(task: Task, batch: Any) -> torch.Tensor:
     """``[sum of losses, 0, number]`` of a batch's samples, from the mean that is the task's loss."""
-    loss, count = task.loss(task.model, batch).float(), _samples(batch)
+    loss, count = task.loss(task.model, batch).float(), (task.samples_in or _samples)(batch)
     return torch.stack([loss * count, torch.zeros_like(loss), torch.full_like(loss, count)])
 
 
 def _samples(batch: Any) -> int:
-    """Samples of a batch: the length of its first tensor; 1 where it has none, so that all batches weigh the same."""
+    """Samples of a batch whose task does not say: the length of its first tensor; 1 without one, so that all batches weigh the same."""
     while isinstance(batch, dict | list | tuple) and batch:
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
     return len(batch) if isinstance(batch, torch.Tensor) and batch.dim() else 1

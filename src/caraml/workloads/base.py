@@ -220,7 +220,8 @@ class Task:
     """Micro-batches that a step of its own consumes."""
     samples_in: Callable[[Any], int] | None = None
     """Samples of a batch; without it the first dimension of its tensors, where that is the same for all. A rate counts ``micro_batch`` for
-    each batch, so one of another size ends the point, unless the task makes its own step."""
+    each batch, so one of another size ends the point, unless the task makes its own step. A validation's mean counts them, or else the
+    length of a batch's first tensor."""
     predict: Callable[[torch.nn.Module, Any], Any] | None = None
     """What mode `inference` computes; without it, ``loss`` without gradients."""
     validation: Callable[[], Iterable[Any]] | None = None
