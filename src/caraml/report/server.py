@@ -182,6 +182,7 @@ class Server(ThreadingHTTPServer):
         who knows the address asks at once."""
         self.waiting[request] = None
         for oldest in list(self.waiting)[:-MOST_WAITING]:
+            self.waiting.pop(oldest, None)
             with suppress(OSError):  # it has just ended
                 oldest.shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
