@@ -397,7 +397,7 @@ def test_local_work_is_refused_on_a_node_that_is_none_of_the_cluster_s(bench: Be
 
 def test_a_pack_is_no_longer_than_the_partition_allows_where_the_site_does_not_say(bench: Bench) -> None:
     """One job of 66 minutes would wait for ever in a partition that ends after 60."""
-    jobs = [bench.job("measured", timeout=3000) for _ in range(4)]
+    jobs = [bench.job("measured", timeout=1200) for _ in range(4)]
     launcher = bench.launcher(pack=10)
     assert [len(group) for group, _ in launcher.scripts(jobs)] == [2, 2]
 
