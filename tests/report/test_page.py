@@ -178,7 +178,8 @@ def test_the_summary_says_how_good_what_is_best_and_what_to_do() -> None:
     assert middle == pytest.approx(sum(each) / 2, rel=0.1), "of two rates the median, not the worse one"
     assert "e+" not in dict(findings(repeated([wild(run(4, 0.1, []))])))["Quality"]
     unlike = found["Limited by"].split("; ")
-    assert all(one.endswith(" of 3") for one in unlike) and "memory and overhead" not in found["Limited by"], found
+    assert all(one.endswith(" of 2") for one in unlike) and "memory and overhead" not in found["Limited by"], "not by others' work"
+    assert "Limited by" not in dict(findings(lines[2:]))
     assert " b8 " in found["Fastest"] and "b4" not in found["Fastest"] and "b16" not in found["Fastest"], "not one that was disturbed"
     assert "on a quiet machine or for longer" in found["Next"] and "caraml advise" in found["Next"]
     assert "caraml retry quick" in found["Next"], "needs no file"

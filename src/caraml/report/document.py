@@ -164,6 +164,7 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
         return _next_steps(lines, [])
     named = labels([line.mean for line in good])
     disturbed = [line for line in good if disturbances(line.good)]
+    calm = [line for line in good if not disturbances(line.good)]
     rates = [line.mean.metrics["throughput"] for line in good]
     widths = [width / rate.value for rate in rates if rate.value and (width := half_width(rate)) is not None]
     told = f"rates are known to ± {percent(median(widths), 2)} (median)" if widths else "no rate has an interval"
@@ -187,9 +188,9 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
         different = list(dict.fromkeys(best))  # where two works meet, one point may be the best of both
         found += [(title, some(different, MOST_WORKS, "; ") + " in the table" * (len(different) > MOST_WORKS))] if best else []
     partners = Partners(line.mean for line in good)
-    limits = Counter(bottleneck(line.mean, partners).word for line in good)
-    which = [f"{_LIMITS.get(word, word)}: {number} of {len(good)}" for word, number in limits.most_common()]
-    found.append(("Limited by", "; ".join(which)))
+    limits = Counter(bottleneck(line.mean, partners).word for line in calm)  # others' work takes time, too, and is no limit of the device
+    which = [f"{_LIMITS.get(word, word)}: {number} of {len(calm)}" for word, number in limits.most_common()]
+    found += [("Limited by", "; ".join(which))] if which else []
     return found + _next_steps(lines, [*disturbed, *imprecise])
 
 
