@@ -33,13 +33,13 @@ if os.environ["RANK"] == "1":
     while not pathlib.Path(sys.argv[1], "waits").exists(): time.sleep(0.01)
     {how}
 pathlib.Path(sys.argv[1], "waits").touch()
-time.sleep(300)
+time.sleep(900)
 """
 
 SLEEP = """
 import os, pathlib, sys, time
 pathlib.Path(sys.argv[1], f"pid{os.getpid()}").touch()
-time.sleep(300)
+time.sleep(900)
 """
 
 

@@ -29,7 +29,7 @@ from tests.stores import write_script
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
-IMAGE = "localhost/caraml-test"
+IMAGE = f"localhost/caraml-test-{os.getpid()}"  # of one run of the tests: others take theirs away
 PACKAGES = {"bubblewrap": ("bubblewrap",), "charliecloud": ("charliecloud",), "podman": ("podman", "runc")}
 
 # -- command lines -----------------------------------------------------------------------------------------------------
@@ -304,15 +304,16 @@ def test_what_is_told_to_end_leaves_nothing_in_its_container(real: tuple[Contain
     runtime, image = real
     began, heard, last = (tmp_path / name for name in ("began", "heard", "last"))
     program = f"trap 'echo >{heard}' USR1; trap 'echo >{last}' USR2; echo >{began}; until [ -e {last} ]; do sleep 0.02; done; "
-    program += f"exec -a {began} /usr/bin/sleep 300"  # found by this name
+    program += f"exec -a {began} /usr/bin/sleep 900"  # found by this name
     binds = [*map(str, host_folders()), str(tmp_path)]
     process = subprocess.Popen(wrap(["/usr/bin/bash", "-c", program], runtime, image, binds=binds, workdir="/"), start_new_session=True)
     until(began.exists)
+    before = group(process.pid)
     if runtime == "podman":  # which hands signals on, in their order, a moment after the container has begun
         until(lambda: heard.exists() or process.send_signal(signal.SIGUSR1) is not None)
         process.send_signal(signal.SIGUSR2)
         until(last.exists)
-        until(lambda: not children(process.pid))  # one that is ended while it hands a signal on would end Podman's handing on
+        until(lambda: group(process.pid) <= before)  # one that is ended while it hands a signal on would end Podman's handing on
     last.touch()
     os.killpg(process.pid, signal.SIGTERM)
     process.wait(300)
@@ -329,7 +330,7 @@ def test_what_is_in_a_container_ends_after_a_runtime_that_was_killed(
     assert len(told) == (runtime == "podman")
     began = tmp_path / "began"
     program = f"import pathlib, time; from caraml.base import signals; signals.end_with_caller(); pathlib.Path({str(began)!r}).touch(); "
-    program += "time.sleep(300)"
+    program += "time.sleep(900)"
     binds = [*map(str, host_folders()), str(tmp_path)]
     extra = [f"--env=PYTHONPATH={ROOT / 'src'}"] if runtime == "podman" else []
     argv = wrap([sys.executable, "-c", program], runtime, image, binds=binds, workdir=str(tmp_path), extra=[*map(Shell, told), *extra])
@@ -340,9 +341,9 @@ def test_what_is_in_a_container_ends_after_a_runtime_that_was_killed(
     until(lambda: not running(str(began)))
 
 
-def children(pid: int) -> list[str]:
-    """Their entries of /proc."""
-    return [line for path in Path("/proc").glob("[0-9]*/stat") if (line := words_of(path)).rpartition(")")[2].split()[1:2] == [str(pid)]]
+def group(number: int) -> set[Path]:
+    """Folders in /proc of the processes of a group."""
+    return {path.parent for path in Path("/proc").glob("[0-9]*/stat") if words_of(path).rpartition(")")[2].split()[2:3] == [str(number)]}
 
 
 def running(word: str) -> list[str]:

@@ -64,7 +64,7 @@ def test_a_script_has_no_file_of_what_started_the_campaign(tmp_path: Path, brief
 
 def test_cancelling_ends_the_whole_group(tmp_path: Path) -> None:
     launcher = LocalLauncher()
-    (handle,) = launcher.submit([job(tmp_path, f"trap '' TERM\nsleep 60 & echo $! > {tmp_path}/child\nwait\nsleep 60")])
+    (handle,) = launcher.submit([job(tmp_path, f"trap '' TERM\nsleep 900 & echo $! > {tmp_path}/child\nwait\nsleep 900")])
     until(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip())
     child = int((tmp_path / "child").read_text())
     launcher.cancel([handle])

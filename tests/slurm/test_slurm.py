@@ -113,7 +113,7 @@ def test_small_points_share_a_job_one_after_another(bench: Bench) -> None:
 
 
 def test_one_point_of_a_shared_job_is_cancelled_and_the_others_go_on(bench: Bench) -> None:
-    jobs = [bench.job("sleep 300"), bench.job("sleep 300"), bench.job("measured")]
+    jobs = [bench.job("sleep 900"), bench.job("sleep 900"), bench.job("measured")]
     launcher = bench.launcher(pack=3)
     handles = list(launcher.submit(jobs))
     until((jobs[0].folder / "begin").exists)
@@ -126,7 +126,7 @@ def test_one_point_of_a_shared_job_is_cancelled_and_the_others_go_on(bench: Benc
 
 
 def test_cancelling_ends_running_and_waiting_jobs(bench: Bench) -> None:
-    jobs = [bench.job("sleep 300 & echo $! >child; wait"), bench.job("measured")]
+    jobs = [bench.job("sleep 900 & echo $! >child; wait"), bench.job("measured")]
     launcher = bench.launcher(one_at_a_time=True)
     handles = list(launcher.submit(jobs))
     until(lambda: (jobs[0].folder / "child").exists() and (jobs[0].folder / "child").read_text().endswith("\n"))

@@ -71,8 +71,9 @@ def on_another_host() -> Iterator[None]:
 KILLED = """
 import os, sys, time, caraml
 
+policy = caraml.Policy(min_seconds=900, max_seconds=900, warm_up_max_seconds=0.1, idle_seconds=0)
 print(os.getpid(), flush=True)
-with caraml.measure("killed", out=sys.argv[1], policy=caraml.Policy(min_seconds=60, warm_up_max_seconds=0.1, idle_seconds=0)) as m:
+with caraml.measure("killed", out=sys.argv[1], policy=policy) as m:
     while m.step(4):
         time.sleep(0.005)
 """
