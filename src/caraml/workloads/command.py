@@ -33,6 +33,15 @@ FOLDERS = ("folder", "suite_folder")
 _LONGEST_FORMAT = 8
 
 
+def _compiled(pattern: str) -> re.Pattern[str]:
+    if len(pattern) > PATTERN:
+        raise ValueError(f"a regular expression of at most {PATTERN} characters, but found {len(pattern):,}")
+    try:
+        return re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"a regular expression, but {error}") from error
+
+
 class MetricSpec(StatedMetric):
     """Where one number of the program is found, and what it is."""
 
@@ -65,15 +74,6 @@ class Marks(FrozenModel):
 
     begin: Annotated[str, AfterValidator(lambda pattern: _compiled(pattern).pattern)]
     end: Annotated[str, AfterValidator(lambda pattern: _compiled(pattern).pattern)]
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    if len(pattern) > PATTERN:
-        raise ValueError(f"a regular expression of at most {PATTERN} characters, but found {len(pattern):,}")
-    try:
-        return re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"a regular expression, but {error}") from error
 
 
 class Params(BaseModel):
