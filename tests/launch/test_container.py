@@ -257,7 +257,7 @@ def podman_image(root_file_system: Path, tmp_path_factory: pytest.TempPathFactor
         skip_unless_it_works("podman", ["podman", "import", "-", IMAGE], tar.stdout)
         skip_unless_it_works("podman", ["podman", "run", "--rm", "--network=host", "--volume=/usr:/usr", IMAGE, "/usr/bin/true"])
         yield IMAGE
-        subprocess.run(["podman", "rmi", IMAGE], capture_output=True, check=False)
+        subprocess.run(["podman", "rmi", "--force", IMAGE], capture_output=True, check=False)  # with containers whose runtime was killed
 
 
 @pytest.fixture(params=["bubblewrap", "charliecloud", "podman"])
