@@ -153,6 +153,8 @@ def test_zero_watts_of_what_is_on_are_no_reading() -> None:
         )
     outlet = channel("power_instant", boundary="node_ac")
     assert domain_energy([ChannelReadings(outlet, none)], *WINDOW).energy_j == 0
+    against = domain_energy([ChannelReadings(outlet, changed(none, lambda t, v: -5.0))], *WINDOW)
+    assert against.energy_j is None and against.flags == [], "it is not for its length that it has none"
     for left in (ReadingSeries(), regular(channel("energy"), end=15.0)):
         lost = domain_energy([ChannelReadings(channel("energy"), left), ChannelReadings(sensor, none)], *WINDOW)
         assert lost.energy_j is None, "a counter that is silent leaves the power alone"

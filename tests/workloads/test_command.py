@@ -534,12 +534,19 @@ def test_others_at_work_are_told_also_without_a_worker(tmp_path: Path, make_poin
         assert record_of_program(running, {}, Ran(0, "x", seconds, at=1.0), None, None).flags == flags
 
 
-def test_the_energy_of_devices_that_a_point_does_not_have_is_told(tmp_path: Path, make_point: MakePoint) -> None:
-    """On whole nodes a program that uses two of eight GPUs had the energy of all, and nothing in its record said so."""
+@pytest.mark.parametrize(
+    ("kind", "boundary", "told"),
+    [("gpu", "device", ["idle_devices"]), ("cpu", "device", ["idle_devices"]), ("gpu", "module", ["idle_devices"]), ("cpu", "module", [])],
+)
+def test_the_energy_of_devices_that_a_point_does_not_have_is_told(
+    tmp_path: Path, make_point: MakePoint, kind: str, boundary: str, told: list[str]
+) -> None:
+    """On whole nodes a program that uses two of eight GPUs had the energy of all, and nothing in its record said so; nor of MI300A, which
+    are modules. Modules of a machine without accelerators are those of its processors."""
     params = Params(argv=["sleep", "1"], item="image", items=5)
-    point = make_point(workload="command", params=params.model_dump(mode="json"), nodes=2, global_batch=2, micro_batch=1)
-    for number, flags in ((1, []), (2, []), (8, ["idle_devices"])):
-        seen = WindowEnergy("measure", 0.0, 1.0, boundaries={"device": BoundaryEnergy(1.0, channels=[f"GPU-{k}" for k in range(number)])})
+    point = make_point(workload="command", params=params.model_dump(mode="json"), nodes=2, global_batch=2, micro_batch=1, device_class=kind)
+    for number, flags in ((1, []), (2, []), (8, told)):
+        seen = WindowEnergy("measure", 0.0, 1.0, boundaries={boundary: BoundaryEnergy(1.0, channels=[f"GPU-{k}" for k in range(number)])})
         record = record_of_run(point, tmp_path / "k" / "1", params, Output({}, [], 5), Ran(0, "x", 1.0, extras={"energy": seen}))
         assert record.status == "ok" and record.flags == flags
 

@@ -279,6 +279,6 @@ def _power_defects(
     if channel.kind == "power_mean":
         estimate.flags.add("mean_sensor")
     shortest = max(MIN_MEAN_WINDOWS * channel.mean_window_s, 2 * channel.lag_s)
-    hidden = estimate.parts["lag"] > (estimate.energy_j or 0.0)
+    hidden = 0 <= (estimate.energy_j or 0.0) < estimate.parts["lag"]
     if _shown(series, channel, start, end) < MIN_READINGS or end - start < shortest or hidden:
         estimate.flags.add("too_short")

@@ -41,7 +41,8 @@ ENERGY_FLAGS: dict[str, str] = {
     "beyond_limit": "the sensor showed more than any plausible power (three times the limit of a GPU, 60 kW of a node) for longer than it "
     "holds a value: it, its unit or the limit is wrong",
     "wrap_ambiguous": "the counter may have wrapped more often than the readings can tell",
-    "too_short": "fewer than ten updates of the sensor fit into the window, or it is shorter than twice the time by which that may be late",
+    "too_short": "fewer than ten updates of the sensor fit into the window, it is shorter than twice the time by which those may be late, "
+    "or has less energy than that may hide",
     "aliasing_possible": "a load that repeats with the sensor's own instants would not be noticed; repeat with another length of step",
     "mean_sensor": "the sensor shows a running mean, not the power of the instant",
     "module_scope": "the sensor includes more than the accelerator: its host chip or memory",

@@ -215,10 +215,11 @@ def record_of_run(point: Point, folder: Path, params: Params, output: Output, ra
         return _record(point, folder, ran, "invalid", reason, metrics=output.numbers, definitions=own)
     facts = Facts(item=params.item, items_per_sample=1, parameters=None, flops_per_item=None, flops_formula="not known of a command")
     metrics = {**_rates(window, point, params.item, ran), **ran.measured, **output.numbers}
-    device = None if (energy := ran.extras.get("energy")) is None else energy.boundaries.get("device")
+    of = ("device", "module") if point.device_class == "gpu" else ("device",)  # modules without an accelerator are the processor's
+    seen = None if (energy := ran.extras.get("energy")) is None else energy.sensed(*of)
     raised = {
         "short_window": ran.window is not None and window.seconds < SHORT_WINDOW,
-        "idle_devices": device is not None and len(device.channels) > point.world,
+        "idle_devices": seen is not None and len(seen[1].channels) > point.world,
     }
     flags = [*ran.flags, *(flag for flag, is_so in raised.items() if is_so)]
     return _record(point, folder, ran, "ok", None, window=window, flags=flags, facts=facts, metrics=metrics, definitions=own)
