@@ -194,6 +194,8 @@ def test_a_disk_that_fails_for_a_moment_ends_no_job_and_takes_none_away(
         with nullcontext() if passes else pytest.raises(FileNotFoundError):
             heart.beat()
         assert alive(elsewhere, tmp_path) is passes and reader.phases() == []
+    with pytest.raises(FileNotFoundError):  # not as if nothing had changed there
+        claim.recent(tmp_path / "gone")
     monkeypatch.setattr("caraml.__main__.verbs", lambda: fails(errno.ESTALE))
     with pytest.raises(SystemExit) as ended, pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["caraml", "status"])

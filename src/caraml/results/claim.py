@@ -165,11 +165,12 @@ def runs_here(runner: Runner, root: Path) -> bool:
 
 
 def recent(attempt: Path) -> bool:
-    """Whether a file of an attempt changed lately."""
+    """Whether a file of an attempt changed lately. Raises ``OSError`` where it cannot be looked at."""
     times = [0.0]
-    for path in attempt.glob("[!.]*"):  # no other host's question for the time
-        with suppress(FileNotFoundError):  # renamed or removed meanwhile
-            times.append(path.lstat().st_mtime)
+    for path in attempt.iterdir():  # glob() finds nothing where a disk does not answer, and nothing is taken from one that may live
+        if not path.name.startswith("."):  # no other host's question for the time
+            with suppress(FileNotFoundError):  # renamed or removed meanwhile
+                times.append(path.lstat().st_mtime)
     return _now(attempt) - max(times) < SILENCE_SECONDS
 
 
