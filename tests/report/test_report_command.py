@@ -102,6 +102,7 @@ def test_an_option_that_a_verb_does_not_have_is_told_with_those_that_it_has() ->
         (["data", "prepare", "imags"], "unknown verb of caraml data prepare: 'imags'; known: (.|\n)*did you mean 'images'"),
         (["results", "--jso"], "^results: unknown option '--jso'; known: --out, (.|\n)*did you mean '--json'"),
         (["plan", "--jsn"], "^plan: unknown option '--jsn'; known: (.|\n)*next step: caraml plan --help"),
+        (["run", "--no-reprt"], "^run: unknown option '--no-reprt'; known: (.|\n)*did you mean '--no-report'"),
         (["results", "--out"], "^results: Option '--out' requires an argument(.|\n)*next step: caraml results --help"),
         (["report", "--port", "many"], "^report: Invalid value for '--port'(.|\n)*next step: caraml report --help"),
         (["show"], "^show: Missing argument(.|\n)*next step: caraml show --help"),

@@ -55,7 +55,7 @@ def _usage_told(verb: str, group: Any = None) -> Iterator[None]:
         text, hint = f"{verb}: {error.format_message()}", f"{verb} --help"
         if context and word:
             options = [one for one in context.command.get_params(context) if not getattr(one, "hidden", False)]
-            known = [name for one in options for name in one.opts if name.startswith("-")]
+            known = [name for one in options for name in (*one.opts, *one.secondary_opts) if name.startswith("-")]
             guess = nearest(word.strip("-"), [name.strip("-") for name in known])
             text, hint = f"{verb}: unknown option {word!r}; known: {', '.join(known)}", f"did you mean '--{guess}'?" if guess else hint
         raise InputError(text.removeprefix("caraml: ").removeprefix("caraml "), hint) from None
