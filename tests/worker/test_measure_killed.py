@@ -106,24 +106,29 @@ def test_a_loop_that_is_killed_outright_has_its_record_once_the_next_begins(tmp_
     assert not {path.name for path in folder.iterdir()} & {"so_far.bin", "measured.json"}
 
 
-def test_only_loops_of_ones_own_that_have_ended_have_their_record_from_the_next(tmp_path: Path, make_point: MakePoint) -> None:
-    """One on another machine, or that is ending just now, is known by its files alone; what a link leads to has somebody else."""
-    ended, ending = (Store(tmp_path / "out").new_attempt(make_point(workload=OWN_LOOP, seed=seed)) for seed in (1, 2))
+def test_only_loops_of_ones_own_that_have_ended_have_their_record_from_the_next(
+    tmp_path: Path, make_point: MakePoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One on another machine, or that is ending just now, is known by its files alone; what a link leads to has somebody else. Of one whose
+    files are damaged no loop after it says that its record is made."""
+    ended, ending, damaged = (Store(tmp_path / "out").new_attempt(make_point(workload=OWN_LOOP, seed=seed)) for seed in (1, 2, 3))
     linked = Store(tmp_path / "other").new_attempt(make_point(workload=OWN_LOOP))
-    for folder in (ended, ending, linked):
+    for folder in (ended, ending, damaged, linked):
         (folder / JOURNAL).touch()
         left = Record(key="1", attempt=1, point=make_point(), status="failed", reason="killed", started_at="then")
         (folder / MEASURED).write_text(left.model_dump_json())
-    aged(ended)
-    aged(linked)
+    (damaged / MEASURED).write_text("")
+    for folder in (ended, damaged, linked):
+        aged(folder)
     (ended.parent / "2").symlink_to(linked)
-    marks = [measure_record._mark(folder) for folder in (ended, ending, ended.parent / "2", ended.parent / "3")]
+    marks = [measure_record._mark(folder) for folder in (ended, ending, damaged, ended.parent / "2", ended.parent / "3")]
     marks[0].parent.mkdir()
     for mark in marks:
         mark.touch()
     measure_record.record_killed(tmp_path / "out")
-    assert [(folder / RECORD).exists() for folder in (ended, ending, linked)] == [True, False, False]
-    assert [mark.exists() for mark in marks] == [False, True, True, False], "what is over is not looked at again"
+    assert [(folder / RECORD).exists() for folder in (ended, ending, damaged, linked)] == [True, False, False, False]
+    assert [mark.exists() for mark in marks] == [False, True, True, True, False], "what is over is not looked at again"
+    assert not [*damaged.glob(f"{CLAIM}*")] and str(damaged) not in capsys.readouterr().err
 
 
 class Second(Twins):
@@ -151,10 +156,13 @@ def test_what_rank_0_of_several_has_put_away_outlives_it(tmp_path: Path, monkeyp
             measure_record.record_killed(out)
             assert "SIGKILL" in (read_record(folder / RECORD).reason or "") and not mark.exists()
             continue
+        monkeypatch.setattr(measure_record, "BEAT_SECONDS", 0.001)
         records = [measure_record.LoopRecords(m._point, m._records._facts, out, Second(tells)) for tells in (True, None, None)]
         for one in records:
             one._next_attempt = 1  # as rank 0 has it
         assert [one.to_record(m._point, alone=True).__enter__() for one in records] == [folder, folder, None]
+        os.utime(folder / f"{CLAIM}2", (1, 1))
+        until(lambda: (folder / f"{CLAIM}2").stat().st_mtime > 1 or None, "a sign of life of the rank that took over")
         SoFar(lambda: tmp_path, 1, m._log, "then").rest(m._loop, None, folder)
         records[0].keep_failure(folder, "failed", "rank 1: gone")
         assert {*read_table(folder / only(out).files["steps"])["rank"]} == {0, 1}
@@ -214,10 +222,13 @@ def test_of_several_loops_that_begin_at_once_one_makes_the_record_of_one_before(
 
 
 def test_a_loop_that_is_killed_as_it_makes_its_tables_keeps_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a day take minutes; it was recorded as killed by SIGKILL."""
+    """Those of a day take minutes; it was recorded as killed by SIGKILL. The next loop needs no room for a thread to make its record."""
 
     def killed(*_: Any) -> None:
         raise SystemExit
+
+    def full(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
 
     with in_its_window(tmp_path, monkeypatch) as (m, folder), monkeypatch.context() as now:
         now.setattr(measure_record, "tables", killed)
@@ -226,7 +237,9 @@ def test_a_loop_that_is_killed_as_it_makes_its_tables_keeps_its_reason(tmp_path:
     assert not (folder / RECORD).exists()
     began = read_record(folder / MEASURED).started_at
     (folder / f"{CLAIM}1").write_text(str(DEAD))
-    measure_record.record_killed(tmp_path)
+    with monkeypatch.context() as now:
+        now.setattr("threading.Thread.start", full)
+        measure_record.record_killed(tmp_path)
     record = only(tmp_path)
     assert (record.status, record.reason, {*record.files}, record.started_at) == ("oom", "the device is full", {"steps"}, began)
 

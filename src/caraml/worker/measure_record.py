@@ -92,6 +92,7 @@ class LoopRecords:
                     folder = Store(self.out).claim_attempt(point, point.folder_name, self._next_attempt)
                 elif take_over(begun, 1, myself()):
                     folder = begun
+                    _stay_on(begun / f"{CLAIM}2")
             elif first:
                 folder = self.new_attempt(point)
             yield folder
@@ -177,7 +178,7 @@ class LoopRecords:
                 assert self._killed is not None
                 point, files = self._killed.point, {f"{CLAIM}1": str(myself()), MEASURED: self._killed.model_dump_json()}
                 self._made = Store(self.out).new_attempt(point, lambda _: {POINT: point.model_dump_json(indent=1), **files})
-                with suppress(OSError, RuntimeError):
+                with suppress(OSError):
                     make_folder(self.out / _OPEN)
                     touch(_mark(self._made))
                     _stay_on(self._made / f"{CLAIM}1")
@@ -262,7 +263,8 @@ def _stay_on(claim: Path) -> None:
                 os.utime(claim, follow_symlinks=False)
             time.sleep(BEAT_SECONDS)
 
-    threading.Thread(target=stay, name="claim", daemon=True).start()
+    with suppress(RuntimeError):  # the limit of memory leaves no room for its stack
+        threading.Thread(target=stay, name="claim", daemon=True).start()
 
 
 def record_killed(out: Path) -> None:
@@ -277,11 +279,11 @@ def record_killed(out: Path) -> None:
                 number, owner = holder(attempt)
                 if alive(owner, out) if owner is not None and owner.place == myself().place else recent(attempt):
                     continue
-                mine, size = attempt / f"{CLAIM}{number + 1}", sum(path.stat().st_size for path in of_ranks(attempt))
+                left, size = read_record(attempt / MEASURED), sum(path.stat().st_size for path in of_ranks(attempt))
+                mine = attempt / f"{CLAIM}{number + 1}"
                 write_new(mine, str(myself()))  # raises where another loop was faster
                 say(f"caraml: an earlier loop was killed; its record is made first, of {size / 1e6:.0f} MB: {attempt / RECORD}")
                 _stay_on(mine)
-                left = read_record(attempt / MEASURED)
                 finish(attempt, 1, left.status, left.reason)
             mark.unlink()
 
