@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import re
 import signal
@@ -231,7 +232,7 @@ def test_a_loop_that_is_killed_as_it_makes_its_tables_keeps_its_reason(tmp_path:
         raise RuntimeError("can't start new thread")
 
     with in_its_window(tmp_path, monkeypatch) as (m, folder), monkeypatch.context() as now:
-        now.setattr(measure_record, "tables", killed)
+        now.setattr("caraml.results.journal.tables", killed)
         with suppress(SystemExit):
             m._fail("oom", "the device is full", alone=True)
     assert not (folder / RECORD).exists()
@@ -242,6 +243,17 @@ def test_a_loop_that_is_killed_as_it_makes_its_tables_keeps_its_reason(tmp_path:
         measure_record.record_killed(tmp_path)
     record = only(tmp_path)
     assert (record.status, record.reason, {*record.files}, record.started_at) == ("oom", "the device is full", {"steps"}, began)
+
+
+def test_what_a_loop_had_put_away_stays_where_there_is_no_room_for_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with in_its_window(tmp_path, monkeypatch) as (m, folder), monkeypatch.context() as now:
+        now.setattr("caraml.results.journal.tables", full)
+        m._fail("oom", "the device is full", alone=True)
+    assert (only(tmp_path).reason, only(tmp_path).files) == ("the device is full", {}) and not (folder / MEASURED).exists()
+    assert "steps" in tables(folder)
 
 
 def test_records_of_earlier_loops_are_no_part_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

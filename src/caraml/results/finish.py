@@ -127,7 +127,7 @@ def finish(folder: Path, exit_code: int, status: Status | None = None, reason: s
         write_record(folder, record.model_copy(update=update))
         tidy(folder)
         return
-    has_tables = _make_tables(folder, files)
+    has_tables = make_tables(folder, files)
     if phases and not left.get("whole"):
         why += f"; what was measured until {phases[-1].end:.1f} s is kept"
     known = {
@@ -153,7 +153,7 @@ def _put_away_by(folder: Path) -> tuple[dict[str, Any], list[Phase]]:
     return {}, []
 
 
-def _make_tables(folder: Path, files: dict[str, str]) -> bool:
+def make_tables(folder: Path, files: dict[str, str]) -> bool:
     """Make tables of what a worker had put away, and add their names to the ``files``. Whether that went well."""
     try:
         files |= journal.tables(folder)

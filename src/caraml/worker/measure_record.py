@@ -23,8 +23,8 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary
 from caraml.metrics.model import Facts, Metric, Peak, Phase
 from caraml.results.claim import BEAT_SECONDS, CLAIM, alive, holder, myself, recent, take_over
-from caraml.results.finish import MEASURED, finish, now, tidy
-from caraml.results.journal import of_ranks, tables
+from caraml.results.finish import MEASURED, finish, make_tables, now, tidy
+from caraml.results.journal import of_ranks
 from caraml.results.record import KILLED, Record, Status
 from caraml.results.store import POINT, RECORD, Store, attempts, read_record, write_record
 from caraml.suite.model import NOT_STATED, OWN_LOOP, Point
@@ -199,11 +199,11 @@ class LoopRecords:
 
     def keep_failure(self, folder: Path, status: Status, reason: str) -> None:
         """Write the record of a loop that failed into an attempt's ``folder``, with tables of what was put away there."""
-        record = self._failure(status, reason).model_copy(update={"attempt": int(folder.name)})
+        record, files, made = self._failure(status, reason).model_copy(update={"attempt": int(folder.name)}), dict[str, str](), False
         with suppress(Exception):
             write_file(folder / MEASURED, record.model_dump_json())  # for :func:`record_killed`: tables of a day take minutes
-            record = record.model_copy(update={"files": tables(folder)})
-        self._keep(record, folder)
+            made = make_tables(folder, files)
+        self._keep(record.model_copy(update={"files": files}), folder, tables=made)
 
     def _failure(self, status: Status, reason: str) -> Record:
         surroundings, point = environment(), self.of_batch(1)
@@ -233,9 +233,11 @@ class LoopRecords:
         world = self._point.world
         return self._point.model_copy(update={"global_batch": max(batch, world), "micro_batch": max(batch // world, 1)})
 
-    def _keep(self, record: Record, folder: Path) -> None:
+    def _keep(self, record: Record, folder: Path, *, tables: bool = True) -> None:
         write_record(folder, record)
-        tidy(folder)
+        (folder / MEASURED).unlink(missing_ok=True)
+        if tables:
+            tidy(folder)
         with suppress(OSError):
             _mark(folder).unlink()
         self.record = record
