@@ -45,7 +45,7 @@ def validation_loss(task: Task, precision: Precision, device: torch.device) -> f
     if not judged:
         return None
     loss, _, count = torch.stack(judged).cpu().double().sum(0).tolist()
-    return float(loss / count)
+    return float(loss / count) if count else None
 
 
 def validate(
