@@ -216,6 +216,9 @@ def test_systems_of_another_user_beside_a_suite_of_one_s_own_are_not_read(shared
         assert shown.exit_code == 0 and "jedi" in shown.stdout and "theirs" not in shown.stdout, "the catalogue's"
         (line,) = shown.stderr.splitlines()
         assert line.startswith(f"caraml: left out: {shared}/systems: not read, because ") and f"belongs to user {ATTACKER}" in line
+    monkeypatch.setenv(TRUSTED_FOLDERS, "/nowhere")
+    with pytest.raises(InputError, match=rf"export {TRUSTED_FOLDERS}=\${TRUSTED_FOLDERS}:{shared / 'systems'}$"):
+        list_systems(suite)
     monkeypatch.setenv(TRUSTED_FOLDERS, str(shared / "systems"))
     assert any("theirs" in system.site.software.setup for system in list_systems(suite))
     monkeypatch.delenv(TRUSTED_FOLDERS)

@@ -11,6 +11,7 @@ import grp
 import os
 import pwd
 import secrets
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -293,6 +294,12 @@ def intruder(folder: Name) -> tuple[str, str] | None:
         parts += target.split("/")[::-1]
         here = "" if target.startswith("/") else here
     return None
+
+
+def trusting(place: str) -> str:
+    """The command by which this user trusts a folder, besides those that it trusts already."""
+    others = f"${TRUSTED_FOLDERS}:" if os.environ.get(TRUSTED_FOLDERS) else ""
+    return f"export {TRUSTED_FOLDERS}={others}{shlex.quote(place)}"
 
 
 def who_else(place: str, found: os.stat_result, sticky: bool = False) -> str | None:

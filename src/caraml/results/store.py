@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 
 from caraml.base.errors import NEWER, EnvironmentUnfitError, InputError, in_a_line
-from caraml.base.files import TRUSTED_FOLDERS, intruder, make_folder, new_folder_beside, who_else, write_file, write_new
+from caraml.base.files import intruder, make_folder, new_folder_beside, trusting, who_else, write_file, write_new
 from caraml.base.limits import LISTING, NAME, counted, is_measurable, read_json, too_large
 from caraml.base.limits import RECORD as RECORD_BYTES
 from caraml.results.rows import RECORD, Index, Scalar, attempts, recorded
@@ -320,8 +320,7 @@ def _intruder_inside(folder: Path) -> tuple[str, str] | None:
 
 
 def _not_ours(root: Path, place: str, who: str) -> InputError:
-    others = f"${TRUSTED_FOLDERS}:" if os.environ.get(TRUSTED_FOLDERS) else ""
-    trusted = f", or, if you trust all of them, export {TRUSTED_FOLDERS}={others}{shlex.quote(place)}"
+    trusted = f", or, if you trust all of them, {trusting(place)}"
     if Path(place).is_relative_to(root.resolve()) and not os.access(place, os.W_OK):
         trusted = ""  # this user could not write there all the same
     mend = "" if who.startswith("belongs") else f"chmod go-w {shlex.quote(place)}, or "

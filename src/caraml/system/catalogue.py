@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from caraml.base.errors import InputError, nearest, unknown_name
-from caraml.base.files import TRUSTED_FOLDERS, config_home, intruder
+from caraml.base.files import config_home, intruder, trusting
 from caraml.base.limits import read_json
 from caraml.base.toml import Location, TomlDocument, read_toml
 from caraml.system.detect import detect
@@ -142,7 +142,7 @@ def user_folders(beside: Path | None = None) -> list[Path]:
 def _not_read(folder: Path, found: tuple[str, str], way: str) -> InputError:
     """The error for systems that others than this user could have written: ``found`` is where and who, ``way`` what to do about it."""
     what = f"{folder}: not read, because its systems may have lines that run as you, and others could write them: {': '.join(found)}"
-    return InputError(what, f"{way} or, if you trust them, export {TRUSTED_FOLDERS}={found[0]}")
+    return InputError(what, f"{way} or, if you trust them, {trusting(found[0])}")
 
 
 @cache
