@@ -129,7 +129,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 4_056,
-    "base": 3_104,
+    "base": 3_111,
     "campaign": 1_720,
     "cli": 1_670,
     "data": 781,
@@ -139,7 +139,7 @@ LINES = {
     "power": 5_183,
     "reference": 515,
     "report": 4_925,
-    "results": 3_431,
+    "results": 3_430,
     "suite": 2_722,
     "system": 3_587,
     "verify": 1_066,
