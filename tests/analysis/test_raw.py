@@ -6,8 +6,9 @@ from math import isnan
 from pathlib import Path
 
 import pytest
-from record_factory import make_record, save
+from record_factory import make_point, make_record, save
 
+from caraml.analysis import scaling
 from caraml.analysis.table import raw_file, read_power, read_steps
 from caraml.base.errors import InputError
 from caraml.results.rows import write_table
@@ -86,3 +87,13 @@ def test_a_missing_or_broken_file(tmp_path: Path) -> None:
     path.write_bytes(b"nothing")
     with pytest.raises(InputError, match=r"steps\.parquet cannot be read"):
         read_steps(path)
+
+
+def test_steps_of_a_median_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a run that is in several families: they were read for each."""
+    read: list[Path] = []
+    monkeypatch.setattr(scaling, "read_steps", lambda path, **how: read.append(path) or read_steps(path, **how))
+    store, sizes = Store(tmp_path), [(1, 32, 32), (2, 32, 16), (2, 64, 32)]
+    points = [make_point(devices=devices, global_batch=batch, micro_batch=micro) for devices, batch, micro in sizes]
+    families = scaling.scaling([save(store, make_record(point, steps=80), ranks=point.world) for point in points], store)
+    assert sorted(family.kind for family in families) == ["strong", "weak"] and len(read) == len(set(read)) == 3

@@ -307,7 +307,7 @@ def _from_on(slower: Mapping[int, bool]) -> int:
 def _steps(records: Sequence[Record]) -> list[Step]:
     """What each growth of the number of devices did to time and energy, for every family of scaling."""
     found = []
-    for family in scaling(records):
+    for family in scaling(records, efficiency=None):
         curve = family.curve("training")
         if curve is None:
             continue

@@ -210,8 +210,11 @@ def by_way(records: Iterable[Record], key: Callable[[Record], object]) -> list[t
     return [(way, group) for (here, way), group in groups.items() if (here, way) in own]
 
 
+_ENCODE = json.JSONEncoder(sort_keys=True).encode  # ``json.dumps`` makes an encoder for each value, which takes as long again
+
+
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return value if isinstance(value, str) else _ENCODE(value)
 
 
 _LISTED = 4

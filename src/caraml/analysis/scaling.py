@@ -142,9 +142,16 @@ def scaling(records: Sequence[Record], store: Store | None = None, efficiency: f
         for kind, batch, sizes in families_of(alike)
     ]
     named = told_apart([_base(sizes[0][0].point, kind) for kind, sizes, _ in found], [details for *_, details in found])
+    medians: dict[int, float | None] = {}
+
+    def median_of(record: Record) -> float | None:  # once, however many families it is in
+        if id(record) not in medians:
+            medians[id(record)] = _median_error(record, store)
+        return medians[id(record)]
+
     families = []
     for (kind, sizes, details), name in zip(found, named, strict=True):
-        curves = tuple(curve for basis in BASES if (curve := _curve(basis, kind, sizes, store, efficiency)) is not None)
+        curves = tuple(curve for basis in BASES if (curve := _curve(basis, kind, sizes, median_of, efficiency)) is not None)
         everyone = tuple(record for size in sizes for record in size)
         flagged = tuple((count(size[0].point.world, "device"), flags) for size in sizes if (flags := disturbances(size)))
         if curves:
@@ -194,6 +201,7 @@ def step_views(records: Iterable[Record], store: Store) -> list[StepView]:
 
 _Sizes: TypeAlias = tuple[Kind, str, list[list[Record]]]
 """Kind of scaling, what stays of the batch of a device, and sizes: lists of repeats."""
+_Error: TypeAlias = Callable[[Record], float | None]
 
 
 def families_of(alike: Sequence[Record]) -> list[_Sizes]:
@@ -229,10 +237,10 @@ def _within(one: _Sizes, other: _Sizes) -> bool:
     return one[0] == other[0] and ours < theirs
 
 
-def _curve(basis: Basis, kind: Kind, sizes: Sequence[Sequence[Record]], store: Store | None, efficiency: float | None) -> Curve | None:
+def _curve(basis: Basis, kind: Kind, sizes: Sequence[Sequence[Record]], error: _Error, efficiency: float | None) -> Curve | None:
     by_epochs = all(values([record], "batch_time_median") for size in sizes for record in size)
     median = "batch_time_median" if by_epochs else "step_time_median"  # one of them for all: their batches are not the same ones
-    cells = [_rates(basis, size, store, median) for size in sizes]
+    cells = [_rates(basis, size, error, median) for size in sizes]
     rates, sentence = estimates_of(cells, "throughput", only_ratios=True)
     known = [(size, rate, cell) for size, rate, cell in zip(sizes, rates, cells, strict=True) if rate is not None]
     if len(known) < 2:
@@ -254,13 +262,13 @@ def _curve(basis: Basis, kind: Kind, sizes: Sequence[Sequence[Record]], store: S
     return Curve(basis, tuple(points), laws, sentence)
 
 
-def _rates(basis: Basis, records: Sequence[Record], store: Store | None, median: str) -> list[Value]:
-    """The rate of each record; of the median batch by the metric ``median``."""
+def _rates(basis: Basis, records: Sequence[Record], error: _Error, median: str) -> list[Value]:
+    """The rate of each record; of the median batch by the metric ``median``, whose relative error is ``error``."""
     if basis == "training":
         return values(records, "throughput")
     if basis == "median batch":
         return [
-            replace(one, value=record.point.global_batch / one.value, error=_median_error(record, store))
+            replace(one, value=record.point.global_batch / one.value, error=error(record))
             for record in records
             for one in values([record], median)
         ]

@@ -85,7 +85,7 @@ _INSTEAD = "\N{REPLACEMENT CHARACTER}"
 def printable(text: str, *, lines: bool = False) -> str:
     """``text`` without control characters, which could move the cursor, recolour a terminal or hide what stands before them; as long as it
     was. With ``lines`` ends of lines and tabulators stay."""
-    if text.isprintable():
+    if text.isprintable() or (lines and text.replace("\n", "").replace("\t", "").isprintable()):
         return text
     kept = "\n\t" if lines else ""
     return "".join(character if character.isprintable() or character in kept else _INSTEAD for character in text)
