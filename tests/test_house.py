@@ -128,7 +128,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_056,
+    "analysis": 4_070,
     "base": 3_111,
     "campaign": 1_720,
     "cli": 1_670,
