@@ -6,8 +6,8 @@ Runs from a bare checkout without a network; needs torch, numpy, scipy and pydan
 does. If it does not, nothing is timed. Meanwhile CARAML's peers and the first points compile. Then, in turns, CARAML beside its peers and
 itself in other ways (``bench/train``) and a point of ``gpu.toml``, until the time is over: nothing runs longer. What is missing (timm,
 transformers, a peer's checkout) is named, the rest is measured. Every part is a process of its own, so that none takes another's result
-with it. Writes a small table to ``OUT/<device>/gpu.md`` and the same as ``gpu.json`` after each; every turn is in ``beside-*.json`` from
-the end of its round on, and the full records stay in ``caraml-results``.
+with it. Writes a small table to ``OUT/<device>/gpu.md`` and the same as ``gpu.json`` after each check and part; every turn is in
+``beside-*.json`` from the end of its round on, and the full records stay in ``caraml-results``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,12 @@ if MISSING:
     sys.exit(f"not installed: {', '.join(MISSING)}; next step: pip install {' '.join(MISSING)}, or PYTHONPATH with a folder that has them")
 
 import torch  # noqa: E402
+from compare import table  # noqa: E402
 from gpu_checks import Check, check, checks_of, compiles  # noqa: E402
 from spec import step_of  # noqa: E402
+from turns import Turn  # noqa: E402
 
+from caraml.base.errors import CaramlError  # noqa: E402
 from caraml.base.files import write_file  # noqa: E402
 from caraml.base.format import human, percent  # noqa: E402
 from caraml.campaign import Campaign  # noqa: E402
@@ -62,7 +66,9 @@ from caraml.system.nvml import session  # noqa: E402
 
 ANSWER = "check "
 """Begins a line of the process that checks."""
-RESERVE = 65.0
+ENDING = 10.0
+"""Seconds of its time that a part has to end: a comparison its programs, a point its worker, which may not listen."""
+RESERVE = 65.0 + ENDING
 """Seconds that a part needs at least, compiled already: a point has 10 of warm-up, 15 of its window, 5 at rest. With fewer none begins."""
 CHECKING = 150.0
 """Seconds that the checks may take; of one that has not ended then, nothing is known. And those for which others compile."""
@@ -80,8 +86,6 @@ ROUNDS, TURN = 5, 0.8
 BESIDE_SECONDS, HELD_SECONDS = 180.0, 100.0
 """Seconds that one comparison may take, and one whose programs have been compiling: who is not ready in time is left out, or fewer rounds
 are taken."""
-ENDING = 10.0
-"""Of these, seconds to end its programs."""
 SHARED = dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), str(max((os.cpu_count() or 1) // 4, 1)))
 """Cores for each of the programs that compile at the same time, where nobody says how many: each would start a process for every one."""
 BESIDE = ("gpt2-1024", "resnet50-b128", "gpt2-small-step")
@@ -98,10 +102,11 @@ def begun(command: Sequence[str], **pipes: Any) -> subprocess.Popen[str]:
 
 
 def end(program: subprocess.Popen[str]) -> None:
-    """End a program with all that it started."""
+    """End a program with all that it started. One that its driver does not let go is not waited for."""
     with suppress(ProcessLookupError):
         os.killpg(program.pid, signal.SIGKILL)
-    program.wait()
+    with suppress(subprocess.TimeoutExpired):
+        program.wait(ENDING)
 
 
 def heard(program: subprocess.Popen[str], seconds: float, hear: Callable[[str], None]) -> str | None:
@@ -152,18 +157,18 @@ def _too_long(number: int, frame: object) -> None:
     raise TimeoutError
 
 
-def correctness(options: argparse.Namespace, points: Sequence[PlannedPoint], works: Sequence[str], seconds: float) -> list[Check]:
-    """All checks, in a process of their own. Points and works compile meanwhile, which would take a minute of each."""
+def correctness(
+    options: argparse.Namespace, points: Sequence[PlannedPoint], works: Sequence[str], seconds: float, known: Callable[[Check], None]
+) -> None:
+    """All checks, in a process of their own; ``known`` gets each. Points and works compile meanwhile, which would take a minute of each."""
     own = [__file__, "--device", options.device, "--suite", str(options.suite)]
     commands: list[list[str]] = []
     if compiles(options.device) and not one_process_at_a_time() and options.memory >= MEMORY:
         commands = [[*own, "--first-step", str(index)] for index, one in enumerate(points) if one.point.benchmark in STEPPED]
         commands += [[*turns_of(work, options), "--rounds", "0", "--after", str(LATER)] for work in works]
     with meanwhile(commands, seconds) as wait:
-        found = _checked(options.device, seconds)
-        if not any(one.wrong for one in found):
+        if not any(one.wrong for one in _checked(options.device, seconds, known)):
             wait()
-    return found
 
 
 def one_process_at_a_time() -> bool:
@@ -173,18 +178,20 @@ def one_process_at_a_time() -> bool:
         return any(modes)  # 0 is the usual one
 
 
-def _checked(kind: str, seconds: float) -> list[Check]:
+def _checked(kind: str, seconds: float, known: Callable[[Check], None]) -> list[Check]:
     found: list[Check] = []
 
     def hear(line: str) -> None:
         if line.startswith(ANSWER):
             found.append(Check(**json.loads(line.removeprefix(ANSWER))))
             say(f"{found[-1].in_words:8} {found[-1].claim}" + (f": {found[-1].deviation:.2g}" if found[-1].deviation is not None else ""))
+            known(found[-1])
 
     failed = heard(begun([__file__, "--device", kind, "--only-check"]), seconds, hear)
     for claim, allowed, _ in checks_of(torch.device(kind)):
         if claim not in {one.claim for one in found}:
             found.append(Check(claim, None, allowed, failed or "not asked"))
+            known(found[-1])
     return found
 
 
@@ -205,23 +212,41 @@ def _how(options: argparse.Namespace) -> str:
 
 def held(work: str, options: argparse.Namespace) -> subprocess.Popen[str]:
     """The programs of a work, which start and compile, and take no turns before ``beside`` asks for them."""
-    kept = options.folder / f"beside-{work}.json"
-    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept = _kept(work, options)
+    kept.unlink(missing_ok=True)  # an earlier run's turns are none of this one
     return begun([*turns_of(work, options), "--rounds", str(ROUNDS), "--json", str(kept), "--hold"], stdin=subprocess.PIPE)
 
 
-def beside(work: str, options: argparse.Namespace, seconds: float, program: subprocess.Popen[str]) -> dict[str, Any]:
-    """CARAML and its peers in turns: the table, and why there is less than that."""
+def _kept(work: str, options: argparse.Namespace) -> Path:
+    """Where every turn of a work lies."""
+    return Path(options.folder, f"beside-{work}.json")
+
+
+def beside(one: dict[str, Any], options: argparse.Namespace, seconds: float, program: subprocess.Popen[str]) -> None:
+    """CARAML and its peers in turns: the table of ``one["work"]``, and why there is less than that. What it has come to is there, too,
+    if it is ended from outside."""
     lines: list[str] = []
-    say(f"{work} in turns")
+    say(f"{one['work']} in turns")
     assert program.stdin is not None
     with suppress(BrokenPipeError):  # it says itself why it has ended
         program.stdin.write(f"{seconds - ENDING:.0f}\n")
         program.stdin.close()
-    failed = heard(program, seconds, lambda line: lines.append(line) or say(f"    {line}"))
-    title, table, out = ([line for line in lines if re.match(kind, line)] for kind in (r".*; load [\d.]+ before", r"\|", "left out: "))
-    told = [*title, "", *table, *(["", "; ".join(out)] if out else [])]
-    return {"work": work, "how": _how(options), "table": told if title else out, "failed": failed}
+    try:
+        one["failed"] = heard(program, seconds, lambda line: lines.append(line) or say(f"    {line}"))
+    finally:
+        title, rows, out = ([line for line in lines if re.match(kind, line)] for kind in (r".*; load [\d.]+ before", r"\|", "left out: "))
+        rounds = [*title, "", *rows] if title else _rounds(_kept(one["work"], options))
+        one["table"] = [*rounds, *(["", "; ".join(out)] if out else [])]
+
+
+def _rounds(kept: Path) -> list[str]:
+    """The table of what was kept after each round, by a program that was ended before it made one; nothing if it took no turns."""
+    with suppress(OSError, ValueError):
+        (one,) = json.loads(kept.read_text(encoding="utf-8"))
+        turns = {name: [Turn(**turn) for turn in own] for name, own in one.get("turns", {}).items() if own}
+        rounds = max(map(len, turns.values()), default=0)
+        return [f"batch {one['batch']}; {one['precision']}, {rounds} rounds", "", *table(turns, one["batch"])] if turns else []
+    return []
 
 
 class Lines:
@@ -264,9 +289,15 @@ def crosscheck(record: Record) -> str:
     return ", ".join(f"{ratio:.3f}" for ratio in ratios) or "–"
 
 
+def outcome(record: Record) -> str:
+    """What came of a point, and if it has no rate why."""
+    told = " ".join([record.status, *record.flags])
+    return told if record.value("throughput") is not None or not record.reason else f"{told}: {' '.join(record.reason.split())[:300]}"
+
+
 COLUMNS: dict[str, Callable[[Record], str]] = {
     "point": lambda record: record.point.label + (f" (micro {record.point.micro_batch})" if record.point.accumulation > 1 else ""),
-    "status": lambda record: " ".join([record.status, *record.flags]),
+    "status": lambda record: outcome(record).replace("|", "\\|"),
     "rate": lambda record: _with_bound(record, "throughput"),
     "MFU sheet": lambda record: percent(record.value("mfu")),
     "MFU probe": lambda record: percent(record.value("mfu_measured")),
@@ -283,10 +314,14 @@ class Found:
     """What there is so far."""
 
     title: str
-    checks: list[Check]
-    records: list[Record]
-    beside: list[dict[str, Any]]
-    left_out: list[str]
+    checks: list[Check] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    beside: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    why: str = "the time was over"
+    """Why parts are left out."""
+    failed: list[str] = field(default_factory=list)
+    """Parts that could not even be begun, each with the reason."""
 
     def markdown(self) -> str:
         """The small table that is worth keeping."""
@@ -300,20 +335,24 @@ class Found:
             lines += ["", f"## {one_beside['work']}, all {one_beside['how']}", "", *one_beside["table"]]
             lines += [f"\n{one_beside['failed']}"] if one_beside["failed"] else []
         if self.left_out:
-            lines += ["", f"Left out, because the time was over: {', '.join(self.left_out)}."]
+            lines += ["", f"Left out, because {self.why}: {', '.join(self.left_out)}."]
+        lines += [f"\nNot measured: {one}" for one in self.failed]
         return "\n".join(lines) + "\n"
 
     def write(self, folder: Path) -> None:
-        """Write the table so far; called after each part, so that nothing is lost."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / "gpu.md", self.markdown())
+        """Write the table so far; called after each check and part, so that nothing is lost. Where there is no room, that is said."""
         content = {
             "checks": [asdict(one) for one in self.checks],
             "beside": self.beside,
             "left_out": self.left_out,
+            "failed": self.failed,
             "records": [small(record) for record in self.records],
         }
-        write_file(folder / "gpu.json", json.dumps(content, indent=1))
+        try:
+            write_file(folder / "gpu.md", self.markdown())
+            write_file(folder / "gpu.json", json.dumps(content, indent=1))
+        except OSError as error:  # as on a full disk: the table is shown at the end
+            say(f"not written: {error}")
 
 
 def small(record: Record) -> dict[str, Any]:
@@ -359,49 +398,82 @@ def main() -> int:
             say(ANSWER + json.dumps(asdict(one)))
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended, as on Ctrl-C
-    deadline = BEGAN + 60 * options.minutes
+    try:
+        system = detect()
+        campaign = Campaign(load_suite(str(options.suite)), system, Store(Path("caraml-results")), LocalLauncher(), Lines(), again=True)
+        points = campaign.plan().points
+        if options.first_step is not None:
+            first_step(points[options.first_step].point, options.device)
+            return 0
+        options.memory = min((one.memory_bytes or 0 for one in system.devices), default=0)
+        options.folder = options.out / re.sub(r"[^a-z0-9]+", "-", system.identity.lower()).strip("-")
+        options.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=options.folder):
+            campaign.store.make()  # before anything is measured, whatever could not be kept
+    except CaramlError as error:
+        say(str(error))
+        return error.exit_code
+    except OSError as error:
+        say(f"results cannot be written: {error}; next step: --out FOLDER, called from a folder that you may write to")
+        return 2
+    found = Found(f"{system.identity}, torch {torch.__version__}, driver {system.driver}")
+    measure(found, campaign, points, options)
+    say(found.markdown())
+    good = all(record.status in ("ok", "oom") for record in found.records) and not any(one["failed"] for one in found.beside)
+    return 0 if good and not found.failed and all(one.holds for one in found.checks) else 1
+
+
+def measure(found: Found, campaign: Campaign, points: Sequence[PlannedPoint], options: argparse.Namespace) -> None:
+    """Fill ``found`` until the time is over, and write it meanwhile. Nothing is timed on a device that does not compute what it should."""
+    deadline, works = BEGAN + 60 * options.minutes, list(options.beside)
 
     def left() -> float:
         return deadline - time.monotonic()
 
-    system = detect()
-    campaign = Campaign(load_suite(str(options.suite)), system, Store(Path("caraml-results")), LocalLauncher(), Lines(), again=True)
-    points, works = campaign.plan().points, list(options.beside)
-    if options.first_step is not None:
-        first_step(points[options.first_step].point, options.device)
-        return 0
-    options.memory = min((one.memory_bytes or 0 for one in system.devices), default=0)
-    options.folder = options.out / re.sub(r"[^a-z0-9]+", "-", system.identity.lower()).strip("-")
-    found = Found(f"{system.identity}, torch {torch.__version__}, driver {system.driver}", [], [], [], [])
-    early = works and compiles(options.device) and options.memory >= BESIDE_MEMORY and not one_process_at_a_time()
-    waiting = {works[0]: held(works[0], options)} if early else {}
-    try:
-        found.checks = correctness(options, points, works[1:] if waiting else (), min(CHECKING, left()))
+    def known(one: Check) -> None:
+        found.checks.append(one)
         found.write(options.folder)
+
+    def in_turns(work: str) -> None:
+        longest = HELD_SECONDS if work in waiting else BESIDE_SECONDS
+        program = waiting.pop(work, None) or held(work, options)
+        found.beside.append({"work": work, "how": _how(options), "table": [], "failed": "ended before it was done"})
+        beside(found.beside[-1], options, min(longest, left()), program)
+
+    waiting: dict[str, subprocess.Popen[str]] = {}
+    parts = deque(part for pair in zip_longest(works, points) for part in pair if part is not None)
+    found.left_out = [_name(part) for part in parts]
+    try:
+        if works and compiles(options.device) and options.memory >= BESIDE_MEMORY and not one_process_at_a_time():
+            waiting[works[0]] = held(works[0], options)
+        correctness(options, points, works[1:] if waiting else (), min(CHECKING, left()), known)
         if any(one.wrong for one in found.checks):
-            say("the device does not compute what it should; nothing is timed")
-            return 1
-        campaign.store.make()
-        parts = deque(part for pair in zip_longest(works, points) for part in pair if part is not None)
-        while True:
-            found.left_out = [f"{one} in turns" if isinstance(one, str) else one.point.label for one in parts]
+            found.why = "the device does not compute what it should"
+            return
+        while parts and left() >= RESERVE:
+            try:
+                if isinstance(part := parts[0], str):
+                    in_turns(part)
+                else:
+                    task = PointTask.of(campaign, len(found.records), within(part, left() - ENDING))
+                    found.records += CampaignRun(campaign, deque([task]), len(points)).records()
+            except Exception as error:  # noqa: BLE001 -- whatever it is, the other parts count
+                found.failed.append(f"{_name(part)}: {type(error).__name__}: {' '.join(str(error).split())}"[:300])
+            parts.popleft()
+            found.left_out = [_name(part) for part in parts]
             found.write(options.folder)
-            if not parts or left() < RESERVE:
-                break
-            part = parts.popleft()
-            if isinstance(part, str):
-                longest = HELD_SECONDS if part in waiting else BESIDE_SECONDS
-                program = waiting.pop(part, None) or held(part, options)
-                found.beside.append(beside(part, options, min(longest, left()), program))
-            else:
-                task = PointTask.of(campaign, len(found.records), within(part, left()))
-                found.records += CampaignRun(campaign, deque([task]), len(points)).records()
+    except KeyboardInterrupt:
+        found.why = "it was ended from outside"
+        raise
     finally:
         for program in waiting.values():
             end(program)
-    say((options.folder / "gpu.md").read_text(encoding="utf-8"))
-    good = all(record.status in ("ok", "oom") for record in found.records) and not any(one["failed"] for one in found.beside)
-    return 0 if good and all(one.holds for one in found.checks) else 1
+        if found.checks:  # else an earlier run's table says more
+            found.write(options.folder)
+
+
+def _name(part: str | PlannedPoint) -> str:
+    return f"{part} in turns" if isinstance(part, str) else part.point.label
 
 
 if __name__ == "__main__":

@@ -317,8 +317,11 @@ def _keep(kept: list[dict[str, Any]], before: float, file: Path | None, turns: d
     """Every turn as JSON, the last of ``kept`` with those that there are so far."""
     own = {program: [asdict(turn) for turn in values] for program, values in turns.items()}
     kept[-1] |= {"load": [before, os.getloadavg()[0]], "turns": own, "left_out": missing}
-    if file is not None:
-        file.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+    try:
+        if file is not None:
+            file.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+    except OSError as error:  # as on a full disk: the table is shown all the same
+        print(f"not written: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from typing import TextIO
 BOOTSTRAPS = 2000
 SILENT = 30.0
 """Seconds, beside those of a turn, after which a program is given up where there is an end to all turns."""
+LATE = 5.0
+"""Of these, seconds that are left of it at the end."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +128,9 @@ def take_turns(
     says why; without that list it is an error. ``after_round`` gets the turns of all rounds so far.
     """
     running, turns = list(programs), {program.name: list[Turn]() for program in programs}
-    limit = math.inf if until == math.inf else SILENT + seconds
 
     def one(program: Program, steps: int) -> Turn | None:
+        limit = math.inf if until == math.inf else min(SILENT, max(until - time.monotonic(), 0.0) + LATE) + seconds
         try:
             return program.turn(steps, limit) if limit < math.inf else program.turn(steps)
         except RuntimeError as error:

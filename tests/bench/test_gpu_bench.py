@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
 import importlib.util
+import io
 import json
 import os
 import signal
@@ -83,7 +86,7 @@ def test_a_check_that_cannot_be_made_says_why_and_the_others_are_made(gpu: Modul
     *others, images = gpu.check(torch.device("cpu"))
     assert all(check.holds for check in others)
     assert (images.deviation, images.holds, images.unknown) == (None, False, "ModuleNotFoundError: No module named 'timm'")
-    assert "unknown: ModuleNotFoundError" in gpu.Found("T", [images], [], [], []).markdown()
+    assert "unknown: ModuleNotFoundError" in gpu.Found("T", [images]).markdown()
 
 
 def test_a_part_that_crashes_or_takes_too_long_takes_nothing_with_it(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,8 +134,9 @@ def test_what_compiles_beside_the_checks_has_memory_and_a_context(
     """The peers of the first turns are there already: the device must hold both."""
     asked: list[list[str]] = []
     waited: list[int] = []
+    told: list[object] = []
     monkeypatch.setattr(gpu, "meanwhile", lambda commands, seconds: asked.extend(commands) or nullcontext(lambda: waited.append(1)))
-    monkeypatch.setattr(gpu, "_checked", lambda kind, seconds: [])
+    monkeypatch.setattr(gpu, "_checked", lambda kind, seconds, known: [])
     monkeypatch.setattr(gpu, "one_process_at_a_time", lambda: False)
     points = [SimpleNamespace(point=make_point(benchmark=name)) for name in ("gpt-800M", *gpu.STEPPED)]
     text = (ROOT / "bench" / "gpu.toml").read_text()
@@ -143,7 +147,7 @@ def test_what_compiles_beside_the_checks_has_memory_and_a_context(
     def commands(kind: str = "cuda", memory: float = 150e9) -> list[list[str]]:
         asked.clear()
         options = SimpleNamespace(device=kind, memory=memory, **given)
-        gpu.correctness(options, points, ["resnet50-b128"], 60.0)
+        gpu.correctness(options, points, ["resnet50-b128"], 60.0, told.append)
         return asked
 
     first, second, work = commands()
@@ -153,7 +157,7 @@ def test_what_compiles_beside_the_checks_has_memory_and_a_context(
     assert commands("mps") == [] == commands(memory=80e9)
     for memory, name, ways in ((40e9, gpu.BESIDE[0], False), (85e9, gpu.BESIDE[0], True), (40e9, *gpu.ALONE, True)):
         assert ("--variants" in gpu.turns_of(name, SimpleNamespace(device="cuda", memory=memory, **given))) == ways
-    monkeypatch.setattr(gpu, "_checked", lambda kind, seconds: [gpu.Check("x", 1.0, 0.1)])
+    monkeypatch.setattr(gpu, "_checked", lambda kind, seconds, known: [gpu.Check("x", 1.0, 0.1)])
     commands()
     assert len(waited) == 3, "nothing is timed on a device that is wrong"
     monkeypatch.undo()
@@ -206,14 +210,17 @@ def test_parts_come_in_turns_and_each_leaves_its_table(
             done.append(self.point.benchmark)
             return [Record(key=self.point.key, attempt=1, point=self.point, status="ok", started_at="x", metrics={})]
 
-    def beside(work: str, options: object, seconds: float, program: object) -> dict[str, Any]:
-        assert program == work and seconds <= gpu.BESIDE_SECONDS
-        done.append(work)
-        return {"work": work, "how": "compiled", "table": [], "failed": None}
+    def beside(one: dict[str, Any], options: object, seconds: float, program: object) -> None:
+        assert program == one["work"] and seconds <= gpu.BESIDE_SECONDS
+        done.append(one["work"])
+        one["failed"] = None
+
+    def checked(deviation: float = 0.0) -> Callable[..., None]:
+        return lambda options, points, works, seconds, known: done.append("checks") or known(gpu.Check("x", deviation, 1.0))
 
     monkeypatch.setattr(gpu, "CampaignRun", Run)
     monkeypatch.setattr(gpu, "compiles", lambda kind: True)
-    monkeypatch.setattr(gpu, "correctness", lambda options, points, works, seconds: done.append("checks") or [gpu.Check("x", 0.0, 1.0)])
+    monkeypatch.setattr(gpu, "correctness", checked())
     monkeypatch.setattr(gpu, "held", lambda work, options: done.append(f"held {work}") or work)
     monkeypatch.setattr(gpu, "beside", beside)
     monkeypatch.setattr(gpu, "end", ended.append)
@@ -227,23 +234,111 @@ def test_parts_come_in_turns_and_each_leaves_its_table(
     (folder,) = (tmp_path / "out").iterdir()
     assert "Left out" not in (folder / "gpu.md").read_text()
 
-    def cut(*_: object) -> dict[str, Any]:
+    def cut(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gpu, "beside", lambda work, *rest: beside(work, *rest) if work == first else cut())
+    monkeypatch.setattr(gpu, "beside", lambda one, *rest: beside(one, *rest) if one["work"] == first else cut())
     with pytest.raises(KeyboardInterrupt):
         gpu.main()
     kept = json.loads((folder / "gpu.json").read_text())
-    assert [one["work"] for one in kept["beside"]] == [first] and len(kept["records"]) == 1
-    assert kept["left_out"][0] == f"{second} in turns" and len(kept["left_out"]) == 4 - 1
-    monkeypatch.setattr(gpu, "correctness", lambda options, points, works, seconds: [gpu.Check("x", 2.0, 1.0)])
+    assert [(one["work"], one["failed"]) for one in kept["beside"]] == [(first, None), (second, "ended before it was done")]
+    assert len(kept["records"]) == 1 and kept["left_out"][0] == f"{second} in turns" and len(kept["left_out"]) == 4 - 1
+    assert "Left out, because it was ended from outside: " in (folder / "gpu.md").read_text()
+    monkeypatch.setattr(gpu, "correctness", checked(2.0))
     assert gpu.main() == 1 and ended == [first], "who waits is ended where nothing is timed"
     monkeypatch.setattr(gpu, "BESIDE_MEMORY", 1e15)
     assert gpu.main() == 1 and ended == [first], "on a small device nobody waits while it is checked"
+    monkeypatch.setattr(gpu, "correctness", checked())
+    monkeypatch.setattr(gpu, "beside", lambda one, *rest: beside(one, *rest) if one["work"] != second else 1 / 0)
+    assert gpu.main() == 1, "one part that cannot be begun"
+    kept = json.loads((folder / "gpu.json").read_text())
+    assert kept["failed"] == [f"{second} in turns: ZeroDivisionError: division by zero"] and len(kept["records"]) == 2
+    assert [one["work"] for one in kept["beside"]] == list(gpu.BESIDE) and not kept["left_out"]
+    assert f"Not measured: {second} in turns: Zero" in (folder / "gpu.md").read_text()
     monkeypatch.setattr(gpu, "BEGAN", -3600.0)
-    monkeypatch.setattr(gpu, "correctness", lambda options, points, works, seconds: [gpu.Check("x", 0.0, 1.0)])
     done.clear()
-    assert gpu.main() == 0 and not done, "what it takes until torch is loaded is part of the time"
+    assert gpu.main() == 0 and done == ["checks"], "what it takes until torch is loaded is part of the time"
+
+
+def test_rounds_of_a_comparison_that_is_ended_are_in_the_table(gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From outside, or as it takes too long to end: its own table comes last. An earlier run's rounds are none of it."""
+    options = argparse.Namespace(
+        folder=tmp_path, device="cpu", precision="fp32", batch=None, memory=0, nanogpt=None, timm=None, torchvision=None
+    )
+    kept = tmp_path / "beside-gpt2.json"
+    kept.write_text("of an earlier run")
+    monkeypatch.setattr(gpu, "begun", lambda command, **pipes: command[command.index("--json") + 1])
+    assert gpu.held("gpt2", options) == str(kept) and not kept.exists()
+    turn = {"wall": 0.5, "cpu": 0.1, "memory": 1}
+    rounds = {"CARAML": [turn] * 2, "a peer": [{**turn, "wall": 1.0}] * 2, "ended": []}
+
+    def heard(program: object, seconds: float, hear: Callable[[str], None]) -> str:
+        hear("left out: another: no path was given")
+        kept.write_text(json.dumps([{"batch": 4, "precision": "fp32", "turns": rounds}]))
+        if not seconds:
+            raise KeyboardInterrupt
+        return "not ready within 9 s"
+
+    monkeypatch.setattr(gpu, "heard", heard)
+    for seconds, why in ((0.0, "ended before it was done"), (9.0, "not ready within 9 s")):
+        one = {"work": "gpt2", "table": [], "failed": "ended before it was done"}
+        with pytest.raises(KeyboardInterrupt) if not seconds else nullcontext():
+            gpu.beside(one, options, seconds, SimpleNamespace(stdin=io.StringIO()))
+        first, _, *table = one["table"]
+        assert first == "batch 4; fp32, 2 rounds" and "| a peer | 2 (2 to 2) | 1 (1 to 1) |" in table[3] and one["failed"] == why
+        assert table[-1] == "left out: another: no path was given"
+    kept.unlink()
+    assert gpu._rounds(kept) == [], "it took no turns"
+
+
+def test_where_nothing_can_be_kept_nothing_is_measured(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what can be kept no longer, as on a disk that is full by then, is shown. An earlier run's table outlives one without a check."""
+    (tmp_path / "suite.toml").write_text(TINY_SUITE)
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    begun: list[object] = []
+    monkeypatch.setattr(gpu, "correctness", lambda *rest: begun.append(rest))
+
+    def ran(out: str, suite: str = "suite.toml") -> int:
+        command = ["gpu.py", "--device", "cpu", "--suite", suite, "--out", out, "--beside", "--minutes", "0"]
+        monkeypatch.setattr(sys, "argv", command)
+        return cast("int", gpu.main())
+
+    assert ran("file/out") == 2 and "--out FOLDER" in capsys.readouterr().out
+    assert ran("out", "none.toml") == 2 and "none.toml" in capsys.readouterr().out and not begun
+    monkeypatch.setattr(gpu, "correctness", lambda options, points, works, seconds, known: known(gpu.Check("x", 0.0, 1.0)))
+    assert ran("out") == 0
+    (folder,) = (tmp_path / "out").iterdir()
+    earlier = (folder / "gpu.md").read_text()
+
+    def ended(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu, "correctness", ended)
+    with pytest.raises(KeyboardInterrupt):
+        ran("out")
+    assert (folder / "gpu.md").read_text() == earlier
+
+    def checked_one(options: object, points: object, works: object, seconds: float, known: Callable[[object], None]) -> None:
+        known(gpu.Check("first", 0.5, 1.0))
+        ended()
+
+    monkeypatch.setattr(gpu, "correctness", checked_one)
+    with pytest.raises(KeyboardInterrupt):
+        ran("out")
+    assert "| first | 0.5 | 1 | yes |" in (folder / "gpu.md").read_text()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(gpu, "correctness", lambda options, points, works, seconds, known: known(gpu.Check("x", 0.25, 1.0)))
+    monkeypatch.setattr(gpu, "write_file", full)
+    capsys.readouterr()
+    assert ran("out") == 0
+    shown = capsys.readouterr().out
+    assert "not written: [Errno 28]" in shown and "| x | 0.25 | 1 | yes |" in shown
 
 
 def test_points_end_with_the_time(gpu: ModuleType) -> None:
@@ -347,10 +442,12 @@ def test_the_table_shows_what_the_record_says(gpu: ModuleType, make_point: MakeP
     record = Record(key=point.key, attempt=1, point=point, status="ok", flags=["busy_machine"], started_at="x", metrics=metrics)
     record = record.model_copy(update={"energy": WindowEnergy("measure", 0.0, 1.0, node="login-7:42")})
     beside = {"work": "w", "how": "compiled", "table": ["| step of | x |"], "failed": "not ready within 3 s"}
-    gpu.Found("T", [gpu.Check("claim", 0.5, 0.1)], [record], [beside], ["later"]).write(tmp_path)
+    without = Record(key=point.key, attempt=1, point=point, status="failed", reason="no | compiler\nfound", started_at="x", metrics={})
+    gpu.Found("T", [gpu.Check("claim", 0.5, 0.1)], [record, without], [beside], ["later"]).write(tmp_path)
     text = (tmp_path / "gpu.md").read_text()
     assert "1,000 token/s ± 1.0 %" in text and "42.0 %" in text and "**no**" in text and "ok busy_machine" in text and "later" in text
     assert "## w, all compiled" in text and "| step of | x |" in text and "not ready within 3 s" in text
-    (kept,) = json.loads((tmp_path / "gpu.json").read_text())["records"]
+    assert "| failed: no \\| compiler found |" in text
+    kept, _ = json.loads((tmp_path / "gpu.json").read_text())["records"]
     assert kept["metrics"]["throughput"]["value"] == 1000.0
     assert kept["energy"]["end"] == 1.0 and "login-7" not in json.dumps(kept), "results may be shown to others"

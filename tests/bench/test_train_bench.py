@@ -81,16 +81,19 @@ def test_a_program_that_ends_takes_no_turn_of_others_with_it(turns) -> None:  # 
 
 
 def test_no_round_begins_that_would_not_end_in_time(turns, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    now = [0.0]
+    """Nor is one that hangs at the end waited for longer than whoever asked waits for the table."""
+    now, limits = [0.0], list[float]()
 
     def turn(steps: int, limit: float):  # type: ignore[no-untyped-def]
         now[0] += 2.0
+        limits.append(limit)
         return turns.Turn(0.1, 0.1)
 
     monkeypatch.setattr(turns.time, "monotonic", lambda: now[0])
     programs = [SimpleNamespace(name=name, turn=turn) for name in "abc"]
     found = turns.take_turns(programs, rounds=9, seconds=2.0, until=25.0)  # the calibration and two rounds of 6 s, one of them not kept
     assert [len(own) for own in found.values()] == [2, 2, 2] and now[0] <= 25.0
+    assert limits[0] == 25.0 + turns.LATE + 2.0 and limits[-1] == (25.0 - (now[0] - 2.0)) + turns.LATE + 2.0
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
