@@ -27,8 +27,8 @@ SIGMAS = 2.1
 """Half-width of the sampling part in standard deviations: 95 % of a normal distribution is 1.96; the rest is for the error
 of the variance, which is itself estimated."""
 
-QUIET = 0.25
-"""A change is a lone step if its neighbours, three on either side, are below this share of it."""
+QUIET, NEAR = 0.25, 3
+"""A change is a lone step if its neighbours, so many on either side, are below this share of it."""
 
 HIDDEN_SWING = 1.0
 """What is not seen (inside the window of an averaging sensor, between very few readings) is taken to change by at least
@@ -50,8 +50,8 @@ HELD_SHARE = 0.75
 """Share of the times for which a sensor was seen to hold a value that are no longer than its update period is taken to be. Two values that
 are equal by chance look like one that was held for twice as long."""
 
-WHOLE = 0.75
-"""A rise that takes longer than this share of a window may be that of a sensor which had not shown all of the load when it ended."""
+WHOLE = 0.5
+"""A sensor that averages over longer than this share of a window may not have shown all of the load when it ended."""
 
 NOISE_WEIGHT = 0.7
 """Variance of the sum per squared residual, for readings that do not depend on each other. A residual is a reading minus
@@ -62,7 +62,7 @@ the line between its neighbours and has 3/2 of the variance of a reading; the we
 def _lone_steps(changes: list[float]) -> list[bool]:
     """For each change between readings: is it a single jump between two quiet stretches?"""
     sizes = [abs(change) for change in changes]
-    near = (sizes[max(i - 3, 0) : i] + sizes[i + 1 : i + 4] for i in range(len(sizes)))
+    near = (sizes[max(i - NEAR, 0) : i] + sizes[i + 1 : i + 1 + NEAR] for i in range(len(sizes)))
     return [size > 0 and all(other <= QUIET * size for other in others) for size, others in zip(sizes, near, strict=True)]
 
 
@@ -137,23 +137,35 @@ def seen_period(series: ReadingSeries, channel: Channel) -> float:
     return max(channel.update_period_s, times[int(HELD_SHARE * len(times))])
 
 
-def averaged_bound(series: ReadingSeries, channel: Channel, start: float, end: float) -> float:
+def averaged_bound(series: ReadingSeries, channel: Channel, start: float, end: float, *, busy: bool = False) -> float:
     """How far the energy of the window may be off because a controller averages over more than the lag that it is taken to have [J].
 
-    A mean over W seconds takes W / 2 for the middle half of a step, by which it is late at the edges. So W is no more than twice the
-    shortest time in which readings went through the middle half of their range; where the window may be all that moved them, nobody knows.
+    A mean over W seconds takes W / 2 for the middle half of a step, by which it is late at the edges, and in any time dt changes by no more
+    than dt / W of what power does, which is taken to be twice what is shown. So W is no more than twice the shortest time in which readings
+    went through the middle half of their range, or would have gone through all of it as they do in a lone jump; where the window may be all
+    that moved them, nobody knows. ``busy``: what ran did so until the end, so what is shown then tells nothing more of it.
     """
     if channel.lag_s < CONTROLLER_LAG_S:
         return 0.0
     (t, value), low, high = (series.t, series.value), min(series.value), max(series.value)
     quarter = (high - low) / 4
     outside = [(i, v > high - quarter) for i, v in enumerate(value) if not low + quarter <= v <= high - quarter]
-    # From and to the middle of the gaps between readings in which the levels were passed.
-    passed = ((t[j] + t[j - 1] - t[i] - t[i + 1]) / 2 for (i, above), (j, below) in pairwise(outside) if above != below)
-    shortest = min(passed, default=0.0)
-    longest = SLOWEST_S if 2 * shortest > WHOLE * (end - start) else min(2 * (shortest - channel.mean_window_s), SLOWEST_S)
-    low, high = series.extremes(start - longest, end + longest) or (low, high)
+    passed = [t[j] - t[i] for (i, above), (j, below) in pairwise(outside) if above != below]
+    shortest = min([*passed, *_jumps(series, channel.update_period_s, high - low)], default=0.0)
+    longest = min(SLOWEST_S if 2 * shortest > WHOLE * (end - start) else 2 * (shortest - channel.mean_window_s), SLOWEST_S)
+    low, high = series.extremes(start - longest, end if busy else end + longest) or (low, high)
     return longest * (high - low) if longest > channel.lag_s else 0.0
+
+
+def _jumps(series: ReadingSeries, period: float, swing: float) -> Iterator[float]:
+    """Of each change between three values and the next three that are all above or below them, the time in which power would go through
+    its ``swing`` [W] as fast as there [s]. Values are up to ``period`` [s] old."""
+    (t, value), told = (series.t, series.value), told_anew(series.t, period)
+    for i in range(NEAR, len(told) - NEAR + 1):
+        before, after = ([value[k] for k in told[at : at + NEAR]] for at in (i - NEAR, i))
+        if (apart := max(min(after) - max(before), min(before) - max(after))) > 0:
+            jump, k = max((abs(value[k] - value[k - 1]), k) for k in range(told[i - 1] + 1, told[i] + 1))
+            yield (t[k] - t[k - 1] + period) * swing / min(jump, apart)
 
 
 def _areas(t: Sequence[float], power: Sequence[float]) -> Iterator[float]:
@@ -202,7 +214,7 @@ def power_energy(
         "lag": sum(max(r, HIDDEN_SWING * high) * window / 8 + r * (held + late) for r in ranges)
         + max(
             _late(dated, channel, (start, end), max(channel.update_period_s, interval), busy=busy),
-            averaged_bound(dated, channel, start, end),
+            averaged_bound(dated, channel, start, end, busy=busy),
         ),
         "timing": (high - low) * max(dated.half[max(bisect_right(dated.t, start) - 1, 0) : bisect_left(dated.t, end) + 1]),
         "resolution": channel.resolution / 2 * duration,
