@@ -27,7 +27,7 @@ from caraml.engine.instruments import CpuTime
 from caraml.launch.launchers import LocalLauncher
 from caraml.launch.script import program_script
 from caraml.metrics.model import definition_of
-from caraml.power.model import BoundaryEnergy, WindowEnergy
+from caraml.power.model import Boundary, BoundaryEnergy, ChannelEnergy, WindowEnergy
 from caraml.power.signals import Constant
 from caraml.report.grouping import unknown_energy
 from caraml.report.progress import LogLines
@@ -539,14 +539,24 @@ def test_others_at_work_are_told_also_without_a_worker(tmp_path: Path, make_poin
     [("gpu", "device", ["idle_devices"]), ("cpu", "device", ["idle_devices"]), ("gpu", "module", ["idle_devices"]), ("cpu", "module", [])],
 )
 def test_the_energy_of_devices_that_a_point_does_not_have_is_told(
-    tmp_path: Path, make_point: MakePoint, kind: str, boundary: str, told: list[str]
+    tmp_path: Path, make_point: MakePoint, kind: str, boundary: Boundary, told: list[str]
 ) -> None:
     """On whole nodes a program that uses two of eight GPUs had the energy of all, and nothing in its record said so; nor of MI300A, which
-    are modules. Modules of a machine without accelerators are those of its processors."""
+    are modules. Modules of a machine without accelerators are those of its processors. A package of an MI250 counted as one, and no number
+    had the flag, too."""
     params = Params(argv=["sleep", "1"], item="image", items=5)
     point = make_point(workload="command", params=params.model_dump(mode="json"), nodes=2, global_batch=2, micro_batch=1, device_class=kind)
-    for number, flags in ((1, []), (2, []), (8, told)):
-        seen = WindowEnergy("measure", 0.0, 1.0, boundaries={boundary: BoundaryEnergy(1.0, channels=[f"GPU-{k}" for k in range(number)])})
+    for joules, number, dies, flags in (
+        (1.0, 1, 0, []),
+        (1.0, 2, 0, []),
+        (1.0, 8, 0, told),
+        (None, 8, 0, []),
+        (1.0, 2, 1, []),
+        (1.0, 2, 2, told),
+    ):
+        ids = [f"n{k % 2}/GPU-{k}" for k in range(number)]
+        channels = [ChannelEnergy(name, "", "amdsmi", boundary, "amd", users=[f"0000:{die}" for die in range(dies)]) for name in ids]
+        seen = WindowEnergy("measure", 0.0, 1.0, channels, {boundary: BoundaryEnergy(joules, channels=ids)})
         record = record_of_run(point, tmp_path / "k" / "1", params, Output({}, [], 5), Ran(0, "x", 1.0, extras={"energy": seen}))
         assert record.status == "ok" and record.flags == flags
 

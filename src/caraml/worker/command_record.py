@@ -26,6 +26,7 @@ from caraml.metrics.energy import energies, powers
 from caraml.metrics.model import Facts, Metric, Phase, Window, own_definitions, unit_of
 from caraml.metrics.run import whole_run
 from caraml.power.meter import Meter
+from caraml.power.model import BoundaryEnergy, WindowEnergy
 from caraml.power.store import ROW
 from caraml.results.claim import STARTED
 from caraml.results.finish import LOG, death
@@ -216,13 +217,22 @@ def record_of_run(point: Point, folder: Path, params: Params, output: Output, ra
     facts = Facts(item=params.item, items_per_sample=1, parameters=None, flops_per_item=None, flops_formula="not known of a command")
     metrics = {**_rates(window, point, params.item, ran), **ran.measured, **output.numbers}
     of = ("device", "module") if point.device_class == "gpu" else ("device",)  # modules without an accelerator are the processor's
-    seen = None if (energy := ran.extras.get("energy")) is None else energy.sensed(*of)
+    measured = 0 if (energy := ran.extras.get("energy")) is None else _devices(energy, point.nodes > 1, *of)
     raised = {
         "short_window": ran.window is not None and window.seconds < SHORT_WINDOW,
-        "idle_devices": seen is not None and len(seen[1].channels) > point.world,
+        "idle_devices": measured > point.world,
     }
     flags = [*ran.flags, *(flag for flag, is_so in raised.items() if is_so)]
     return _record(point, folder, ran, "ok", None, window=window, flags=flags, facts=facts, metrics=metrics, definitions=own)
+
+
+def _devices(energy: WindowEnergy, several_nodes: bool, *boundaries: str) -> int:
+    """Of how many accelerators the energy is at the first of these boundaries that has a sensor, one of several dies or slices included; 0
+    where it has no number."""
+    _, found = energy.sensed(*boundaries) or ("", BoundaryEnergy())
+    counted = [c for c in energy.channels if c.id in found.channels]
+    used = {(c.id.partition("/")[0] if several_nodes else "", user) for c in counted for user in c.users or [c.id]}
+    return 0 if found.energy_j is None else max(len(found.channels), len(used))
 
 
 def _record(point: Point, folder: Path, ran: Ran, status: Status, reason: str | None, **fields: Any) -> Record:
