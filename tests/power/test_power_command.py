@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -58,7 +59,7 @@ def test_output_of_the_command_is_untouched(tmp_path: Path) -> None:
     code, out, err = finished("--methods", "fake", "--out", str(tmp_path / "r"), "--", "sh", "-c", "echo one; echo two >&2")
     assert (code, out) == (0, "one\n")
     assert err.startswith("two\n")
-    assert "these numbers are made up" in err
+    assert "fake: made up by a source" in err
 
 
 def test_energy_of_a_command_is_right_and_written(tmp_path: Path) -> None:
@@ -400,10 +401,12 @@ def test_a_list_of_which_nobody_reads_the_rest_ends_quietly() -> None:
     assert process.wait() == 128 + signal.SIGPIPE
 
 
-def test_a_peak_is_not_rounded_below_its_mean(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_peak_is_not_rounded_below_its_mean_and_what_a_number_does_not_cover_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     total = BoundaryEnergy(energy_j=374.6, bound_j=1.0, mean_w=37.46, peak_w=37.48, valid=True)
-    _report(CommandResult([], WindowEnergy("w", 0.0, 10.0, boundaries={"device": total})), [], None)
-    assert "mean 37.5 W, peak 37.5 W" in capsys.readouterr().err
+    flags = ["frozen", "mig_parent", "one_value"]
+    _report(CommandResult([], WindowEnergy("w", 0.0, 10.0, boundaries={"device": total}, flags=flags)), [], None)
+    table = capsys.readouterr().err
+    assert "mean 37.5 W, peak 37.5 W" in table and re.findall(r"\n  (\w+): ", table) == ["mig_parent", "one_value", "written"]
 
 
 def test_a_picture_keeps_the_peak_and_says_where_nothing_was_read() -> None:

@@ -27,7 +27,7 @@ from caraml.base.format import printable
 from caraml.base.signals import on_signals
 from caraml.power.merge import merge_folder
 from caraml.power.meter import Meter
-from caraml.power.model import WindowEnergy
+from caraml.power.model import BLOCKING, ENERGY_FLAGS, WindowEnergy
 from caraml.power.result import CommandResult, Format, ResultFolder, energy_frame, svg, write_hdf5
 from caraml.power.sampler import available_sources
 from caraml.power.source import POWER_SOURCES, check_methods, chosen_sources, entries, how_often, names_in, source_names
@@ -324,8 +324,7 @@ def _report(result: CommandResult, files: list[Path], trouble: str | None) -> No
         lines.append(f"  {name:8s} {total.energy_j:.6g} J ± {total.bound_j or 0.0:.2g} J{mean}{peak}{idle}{doubt}")
     if not result.valid and result.reason and (not energy.boundaries or result.signal):
         lines.append(f"  not valid: {result.reason}")
-    if "fake" in energy.flags:
-        lines.append("  these numbers are made up: the source is fake")
+    lines += [f"  {flag}: {ENERGY_FLAGS.get(flag, 'a flag of a plug-in')}" for flag in energy.flags if flag not in BLOCKING]
     lines += [f"  {trouble}"] if trouble else []
     lines.append(f"  written: {', '.join(str(f) for f in files) or 'nothing'}")
     _say("\n".join(lines), file=sys.stderr)
