@@ -1,19 +1,26 @@
-"""A network file system that shows a rename of another host late."""
+"""A network file system that shows late what another host has made."""
 
 from __future__ import annotations
 
+import errno
 import threading
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from caraml.base.files import names_now, there
 from caraml.campaign import attempt
 from caraml.campaign.runner import run_campaign
 from caraml.launch import JobState
+from caraml.results.finish import finish
+from caraml.results.journal import block, tables
 from caraml.results.record import Record
-from caraml.results.store import Store, write_record
+from caraml.results.store import JOURNAL, RECORD, Store, attempts, read_record, write_record
 from caraml.suite.model import Point
+from tests.conftest import MakePoint
+from tests.late_disk import LateDisk
 from tests.test_campaign import FakeLauncher, campaign, statuses
 
 
@@ -33,3 +40,74 @@ def test_a_record_that_shows_up_late_is_waited_for(tmp_path: Path, monkeypatch: 
     run, _ = campaign(tmp_path, LateLauncher({}))
     assert statuses(run_campaign(run)) == ["skipped", "ok", "skipped", "ok"]
     assert statuses(Store(tmp_path).records("s")) == ["skipped", "ok", "skipped", "ok"]
+
+
+def seen_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_result_that_is_not_shown_yet_is_not_replaced_by_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_point: MakePoint
+) -> None:
+    """Of a job that had ended well the campaign, after ten seconds, wrote that its worker had left no result, over the result."""
+    point = make_point()
+    folder, disk = Store(tmp_path).new_attempt(point), LateDisk(tmp_path, monkeypatch)
+    assert not (folder / RECORD).exists() and RECORD not in seen_in(folder)
+    with disk.elsewhere():
+        write_record(folder, Record(key=point.key, attempt=1, point=point, status="ok", started_at="x"))
+    assert not (folder / RECORD).exists() and RECORD not in seen_in(folder), "the disk is as late as it is to be"
+    attempt.wait_until_visible(folder)
+    finish(folder, 0)
+    assert read_record(folder / RECORD).status == "ok" and (folder / RECORD).exists()
+    assert seen_in(folder) == ["point.json", RECORD]
+
+
+def test_what_is_not_there_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is listed late, and removed meanwhile; a folder that cannot be listed is told."""
+    disk = LateDisk(tmp_path, monkeypatch)
+    assert not there(tmp_path / "gone") and not there(tmp_path / "no folder" / "gone") and names_now(tmp_path) == []
+    with disk.elsewhere():
+        (tmp_path / "gone").touch()
+    monkeypatch.setattr("caraml.base.files.names_now", lambda folder: ["gone"])
+    with disk.elsewhere():
+        (tmp_path / "gone").unlink()
+    assert not there(tmp_path / "gone") and not [*tmp_path.iterdir()]
+
+    def away(folder: str) -> list[str]:
+        raise OSError(errno.EIO, "the disk is away", folder)
+
+    monkeypatch.setattr("caraml.base.files.names_now", away)
+    with pytest.raises(OSError, match="the disk is away"):
+        there(tmp_path / "gone")
+
+
+def test_attempts_of_several_hosts_that_do_not_see_each_other_s_have_numbers_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_point: MakePoint
+) -> None:
+    """sshfs says EPERM where a folder is there already: it ended the campaign."""
+    store, point, disk = Store(tmp_path), make_point(), LateDisk(tmp_path, monkeypatch)
+    (store.points / point.folder_name).mkdir(parents=True)
+    assert attempts(store.points / point.folder_name) == []
+    with disk.elsewhere():
+        theirs = [store.new_attempt(point) for _ in range(2)]
+    ours = [store.claim_attempt(point, point.folder_name, 1), store.new_attempt(point)]
+    assert [path and path.name for path in (*theirs, *ours)] == ["1", "2", None, "3"]
+
+
+def test_what_a_worker_on_another_host_put_away_is_in_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_point: MakePoint
+) -> None:
+    """And stays where the disk does not answer just then."""
+    folder, disk = Store(tmp_path).new_attempt(make_point()), LateDisk(tmp_path, monkeypatch)
+    assert seen_in(folder) == ["point.json"]
+    with disk.elsewhere():
+        (folder / JOURNAL).write_bytes(block({"start": array("d", [1.0]), "seconds": array("d", [0.5])}, table="steps"))
+
+    def away(folder: Path) -> list[str]:
+        raise OSError(errno.EIO, "the disk is away", str(folder))
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="the disk is away"):
+        patch.setattr("caraml.results.journal.names_now", away)
+        tables(folder)
+    finish(folder, -9)
+    assert "steps" in read_record(folder / RECORD).files and JOURNAL not in names_now(folder)

@@ -193,6 +193,32 @@ def flush(path: Name) -> None:
         os.close(descriptor)
 
 
+def names_now(folder: Name) -> list[str]:
+    """Names in a folder as its server has them. A network's disk may list them as they were a minute ago, until this host makes a file
+    there; in a folder of somebody else none is made. Raises ``OSError`` where it cannot be listed."""
+    if owned(folder):
+        probe = _temporary(f"{folder}/names")
+        with suppress(OSError):  # a full disk
+            open_new(probe).close()
+            os.unlink(probe)  # noqa: PTH108
+    return os.listdir(folder)  # noqa: PTH208
+
+
+def there(path: Name) -> bool:
+    """Whether a file is there, also one that another host made a moment ago and a network's disk does not show yet; then it is shown.
+    Raises ``OSError`` where its folder is there and cannot be listed."""
+    folder, name = os.path.split(os.fspath(path))
+    try:
+        if os.path.lexists(path) or name not in names_now(folder or "."):
+            return os.path.lexists(path)
+    except FileNotFoundError:
+        return False
+    with suppress(OSError):  # it exists: with this answer a kernel forgets that it did not
+        open_new(path).close()
+        os.unlink(path)  # noqa: PTH108 -- removed meanwhile
+    return os.path.lexists(path)
+
+
 def home() -> Path:
     """This user's folder. Raises ``EnvironmentUnfitError`` where neither ``HOME`` nor the machine's list of users names one."""
     try:

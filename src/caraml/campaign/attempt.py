@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError
-from caraml.base.files import write_file, write_new
+from caraml.base.files import there, write_file, write_new
 from caraml.base.format import count
 from caraml.campaign import Campaign
 from caraml.engine.instruments import BUSY_SHARE, NO_SHARE, CpuTime, cpu_time_of_children, share_of_others
@@ -148,7 +148,7 @@ def _take(store: Store, attempt: Path, me: claim.Runner, launcher: str) -> Found
         return FoundAttempt(busy=hidden)  # its process cannot be seen from here, but its files change
     if number and runner != me and not claim.take_over(attempt, number, me):
         return FoundAttempt(busy=claim.holder(attempt)[1] or me)
-    if (attempt / RECORD).exists():  # it ended while we looked
+    if there(attempt / RECORD):  # it ended while we looked
         return FoundAttempt(record=read_record(attempt / RECORD), attempts=int(attempt.name))
     handle = claim.handle_of(attempt)
     if handle is not None and claim.kind_of(handle) == "print" and launcher != "print":
@@ -222,7 +222,7 @@ def summary_record(work: PointTask, record: Record) -> Record:
 def wait_until_visible(folder: Path) -> None:
     """A job that ended well has a record; a network file system may show what another host renamed some seconds late."""
     deadline = time.monotonic() + _VISIBLE_SECONDS
-    while RECORD not in os.listdir(folder) and time.monotonic() < deadline:  # noqa: PTH208 -- asks the server
+    while not there(folder / RECORD) and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
 
 

@@ -7,14 +7,13 @@ and left no word is ``lost``, with what Slurm says of it.
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from caraml.base.files import make_folder, touch, write_file, write_once
+from caraml.base.files import make_folder, there, touch, write_file, write_once
 from caraml.base.limits import tail
 from caraml.launch import Elsewhere, Job, JobState, batch, queue
 from caraml.launch.batch import CANCELLED, EXIT, SLURM_LOG, SlurmOptions, step_name
@@ -255,7 +254,7 @@ class SlurmLauncher:
         if answer is not None:
             self._last_words[handle] = answer
         answer = self._last_words.get(handle)
-        if _has_record(folder):
+        if there(folder / RECORD):
             return JobState("ended", 0)
         if self._clock() - since < self.options.grace_seconds:
             return JobState("running", reason=OVER)
@@ -299,14 +298,6 @@ class SlurmLauncher:
 def _unsaid(options: Sequence[str]) -> list[str]:
     """Variables by which users give ``sbatch`` what a script leaves open; what it says they would replace, too."""
     return [f"SBATCH_{key.upper()}" for key in _FILLED_IN if not any(line.startswith(f"--{key}=") for line in options)]
-
-
-def _has_record(folder: Path) -> bool:
-    """Whether an attempt has its record: asks the server of a network's disk, which may be known here as it was a minute ago."""
-    try:
-        return RECORD in os.listdir(folder)  # noqa: PTH208
-    except FileNotFoundError:
-        return False
 
 
 def is_refused(handle: str) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError, in_a_line
-from caraml.base.files import cache_home, make_folder, write_file, write_once
+from caraml.base.files import cache_home, make_folder, there, write_file, write_once
 from caraml.base.limits import read_json
 from caraml.base.limits import tail as tail_of
 from caraml.base.toml import FrozenModel
@@ -97,7 +97,7 @@ def now(ago: float = 0.0) -> str:
 
 def finish(folder: Path, exit_code: int, status: Status | None = None, reason: str | None = None) -> None:
     """Write the record of an attempt that has none yet. ``status`` and ``reason``, when given, are the launcher's word and go first."""
-    if (folder / RECORD).exists():
+    if there(folder / RECORD):
         (folder / MEASURED).unlink(missing_ok=True)  # the worker was killed between the two; a journal without tables yet stays
         return
     try:
@@ -165,8 +165,9 @@ def make_tables(folder: Path, files: dict[str, str]) -> bool:
 
 def tidy(folder: Path) -> None:
     """Remove what only stands in for a record."""
-    for path in (folder / MEASURED, *journal.of_ranks(folder)):
-        path.unlink(missing_ok=True)
+    with suppress(OSError):  # a network's disk may fail for a moment: the record is there
+        for path in (folder / MEASURED, *journal.of_ranks(folder)):
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from caraml.base.files import names_now
 from caraml.base.limits import RECORD, opened
 from caraml.power.store import ROW
 from caraml.results.rows import write_table
@@ -44,7 +45,7 @@ def _checksum(parts: Iterable[bytes | array[Any]]) -> int:
 
 def of_ranks(folder: Path) -> list[Path]:
     """The journals of an attempt: rank 0's, and those of ranks that have put away theirs as they failed."""
-    return sorted(folder.glob(f"{JOURNAL}*"))
+    return [folder / name for name in sorted(names_now(folder)) if name.startswith(JOURNAL)]
 
 
 def told(folder: Path) -> dict[str, Any]:

@@ -166,9 +166,9 @@ class Store:
 
     def new_attempt(self, point: Point, files: Callable[[Path], Mapping[str, str]] | None = None) -> Path:
         """Make and return the folder of a new attempt at ``point``, with ``files`` as in :meth:`claim_attempt`."""
-        name = point.folder_name
+        name, number = point.folder_name, 0
         while True:
-            number = max(attempts(self.points / name), default=0) + 1
+            number = max([number, *attempts(self.points / name)]) + 1  # another host's may not be listed yet
             if (folder := self.claim_attempt(point, name, number, files)) is not None:
                 return folder
 
@@ -189,7 +189,7 @@ class Store:
             os.rename(temporary, attempt)  # noqa: PTH104 -- fails when the attempt exists, since that is never empty
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY) or os.path.lexists(attempt):
                 return None
             raise
         return attempt
