@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 
 import caraml
+from caraml.base.files import write_file
 from caraml.results import claim
 from caraml.results.claim import CLAIM, myself
 from caraml.results.finish import MEASURED
@@ -110,8 +112,8 @@ def test_a_loop_that_is_killed_outright_has_its_record_once_the_next_begins(tmp_
 def test_only_loops_of_ones_own_that_have_ended_have_their_record_from_the_next(
     tmp_path: Path, make_point: MakePoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One on another machine, or that is ending just now, is known by its files alone; what a link leads to has somebody else. Of one whose
-    files are damaged no loop after it says that its record is made."""
+    """One on another machine, or that is ending just now, is known by its files alone, and its attempt may not be seen here yet; what a
+    link leads to has somebody else. Of one whose files are damaged no loop after it says that its record is made."""
     ended, ending, damaged = (Store(tmp_path / "out").new_attempt(make_point(workload=OWN_LOOP, seed=seed)) for seed in (1, 2, 3))
     linked = Store(tmp_path / "other").new_attempt(make_point(workload=OWN_LOOP))
     for folder in (ended, ending, damaged, linked):
@@ -122,14 +124,51 @@ def test_only_loops_of_ones_own_that_have_ended_have_their_record_from_the_next(
     for folder in (ended, damaged, linked):
         aged(folder)
     (ended.parent / "2").symlink_to(linked)
-    marks = [measure_record._mark(folder) for folder in (ended, ending, damaged, ended.parent / "2", ended.parent / "3")]
+    marks = [measure_record._mark(folder) for folder in (ended, ending, damaged, *(ended.parent / number for number in "234"))]
     marks[0].parent.mkdir()
     for mark in marks:
         mark.touch()
+    os.utime(marks[4], (1, 1))
     measure_record.record_killed(tmp_path / "out")
     assert [(folder / RECORD).exists() for folder in (ended, ending, damaged, linked)] == [True, False, False, False]
-    assert [mark.exists() for mark in marks] == [False, True, True, True, False], "what is over is not looked at again"
+    assert [mark.exists() for mark in marks] == [False, True, True, True, False, True], "what is over is not looked at again"
     assert not [*damaged.glob(f"{CLAIM}*")] and str(damaged) not in capsys.readouterr().err
+
+
+def test_a_loop_that_is_killed_as_it_makes_its_attempt_has_its_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it nobody would make its record. After a power cut its files are as whole as its steps."""
+    marked, whole, rename, flush = list[bool](), list[str](), os.rename, measure_record.flush
+
+    def as_it_appears(made: str, place: str) -> None:
+        if Path(place).name == "1":
+            marked.append(measure_record._mark(Path(place)).exists())
+        rename(made, place)
+
+    monkeypatch.setattr(os, "rename", as_it_appears)
+    monkeypatch.setattr(measure_record, "flush", lambda path: (whole.append(path.name), flush(path)))
+    with in_its_window(tmp_path, monkeypatch):
+        pass
+    assert marked == [True] and {"claim.1", "measured.json", "point.json"} == {*whole}
+
+
+@pytest.mark.parametrize("of_another", [False, True], ids=["removed", "of another loop by now"])
+def test_a_loop_whose_attempt_was_removed_gives_no_sign_of_life_there(
+    of_another: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went on for ever, and another loop that had got the number counted as alive when it was killed."""
+    monkeypatch.setattr(measure_record, "BEAT_SECONDS", 0.001)
+    mine = tmp_path / f"{CLAIM}1"
+    mine.write_text(str(myself()))
+    before = {*threading.enumerate()}  # loops of other tests go on
+    measure_record._stay_on(mine)
+    signs = {*threading.enumerate()} - before
+    if of_another:
+        write_file(mine, str(DEAD))
+    else:
+        mine.unlink()
+    for thread in signs:
+        thread.join(60)
+    assert signs and not any(thread.is_alive() for thread in signs)
 
 
 class Second(Twins):

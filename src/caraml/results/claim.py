@@ -174,6 +174,11 @@ def recent(attempt: Path) -> bool:
     return _now(attempt) - max(times) < SILENCE_SECONDS
 
 
+def young(path: Path) -> bool:
+    """Whether a file changed lately. Raises ``OSError`` where it cannot be looked at."""
+    return _now(path.parent) - path.lstat().st_mtime < SILENCE_SECONDS
+
+
 def _now(folder: Path) -> float:
     """The clock of the file system, which all hosts share; in a folder of somebody else, where nothing is written, that of this host."""
     if not owned(folder):

@@ -16,13 +16,14 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from caraml.base.errors import InputError
-from caraml.base.files import make_folder, new_folder_beside, owned, touch, write_file, write_new
+from caraml.base.files import flush, make_folder, names_now, new_folder_beside, owned, there, touch, write_file, write_new
 from caraml.base.format import human, percent
+from caraml.base.limits import tail
 from caraml.base.signals import on_signals
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary
 from caraml.metrics.model import Facts, Metric, Peak, Phase
-from caraml.results.claim import BEAT_SECONDS, CLAIM, alive, holder, myself, recent, take_over
+from caraml.results.claim import BEAT_SECONDS, CLAIM, alive, holder, myself, recent, take_over, young
 from caraml.results.finish import MEASURED, finish, make_tables, now, tidy
 from caraml.results.journal import of_ranks
 from caraml.results.record import KILLED, Record, Status
@@ -177,16 +178,26 @@ class LoopRecords:
             if self._made is None:
                 assert self._killed is not None
                 point, files = self._killed.point, {f"{CLAIM}1": str(myself()), MEASURED: self._killed.model_dump_json()}
-                self._made = Store(self.out).new_attempt(point, lambda _: {POINT: point.model_dump_json(indent=1), **files})
+                files[POINT] = point.model_dump_json(indent=1)
+
+                def marked(attempt: Path) -> dict[str, str]:  # before it is there: an attempt without a mark has a record from nobody
+                    with suppress(OSError):
+                        make_folder(self.out / _OPEN)
+                        touch(_mark(attempt))
+                    return files
+
+                self._made = Store(self.out).new_attempt(point, marked)
+                _stay_on(self._made / f"{CLAIM}1")
                 with suppress(OSError):
-                    make_folder(self.out / _OPEN)
-                    touch(_mark(self._made))
-                    _stay_on(self._made / f"{CLAIM}1")
+                    for name in files:  # after a power cut they are as whole as what is put away beside them
+                        flush(self._made / name)
             return self._made
 
     def _begun_by_rank_0(self) -> Path | None:
         """The attempt that rank 0 made while the loop was measured, if it is to be seen here and has no record yet."""
         point = self.out / "points" / self._point.folder_name
+        with suppress(OSError):
+            names_now(point)  # it was made on another node
         made = (point / str(number) for number in attempts(point) if number >= self._next_attempt) if self._ranks.rank else ()
         return next((one for one in made if owned(one) and not (one / RECORD).exists() and str(holder(one)[1]) == self._rank_0), None)
 
@@ -257,12 +268,18 @@ def _mark(attempt: Path) -> Path:
 
 def _stay_on(claim: Path) -> None:
     """Touch a claim until its attempt has a record, however long a step or a table takes: by that alone other hosts know that its process
-    lives."""
+    lives. Where the attempt was removed, and its number is another loop's by now, that is not its business any more."""
 
     def stay() -> None:
         while not os.path.exists(claim.parent / RECORD):  # noqa: PTH110 -- raises nothing where a disk is away
-            with suppress(OSError):
+            try:
+                if tail(claim) != str(myself()):
+                    return
                 os.utime(claim, follow_symlinks=False)
+            except FileNotFoundError:
+                return
+            except OSError:
+                pass
             time.sleep(BEAT_SECONDS)
 
     with suppress(RuntimeError):  # the limit of memory leaves no room for its stack
@@ -275,7 +292,9 @@ def record_killed(out: Path) -> None:
     for mark in (out / _OPEN).glob(f"{OWN_LOOP}-*.*"):
         with suppress(Exception):  # of a store that cannot be written, say: it is no fault of the loop that begins
             attempt = out / "points" / mark.stem / mark.suffix[1:]
-            if attempt.is_dir() and not (attempt / RECORD).exists():
+            if not attempt.is_dir() and young(mark):  # it is made just now, or not to be seen here yet
+                continue
+            if attempt.is_dir() and not there(attempt / RECORD):
                 if not owned(attempt) or attempt.resolve().parents[2] != out.resolve():  # there by a link
                     continue
                 number, owner = holder(attempt)
