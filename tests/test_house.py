@@ -129,21 +129,21 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 4_070,
-    "base": 3_111,
+    "base": 3_137,
     "campaign": 1_720,
     "cli": 1_670,
     "data": 781,
     "engine": 5_239,
-    "launch": 1_887,
+    "launch": 1_878,
     "metrics": 1_015,
     "power": 5_194,
     "reference": 515,
     "report": 4_925,
-    "results": 3_430,
+    "results": 3_437,
     "suite": 2_722,
     "system": 3_587,
     "verify": 1_066,
-    "worker": 2_935,
+    "worker": 2_954,
     "workloads": 8_259,
 }
 FILES = 204
