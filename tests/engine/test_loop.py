@@ -277,7 +277,8 @@ def test_others_are_what_is_left_of_everyone() -> None:
 
 def test_cpu_time_that_the_host_gives_to_other_guests_is_others(tmp_path: Path) -> None:
     def after(stolen: str) -> CpuTime:
-        (tmp_path / "stat").write_text(f"cpu  1000 0 500 9000 0 0 0 {stolen}\nintr 1\n")
+        (tmp_path / "proc").mkdir(exist_ok=True)
+        (tmp_path / "proc/stat").write_text(f"cpu  1000 0 500 9000 0 0 0 {stolen}\nintr 1\n")
         found = cpu_time([os.getpid()], tmp_path)
         assert found is not None
         return found
@@ -288,10 +289,11 @@ def test_cpu_time_that_the_host_gives_to_other_guests_is_others(tmp_path: Path) 
 
 def test_ranks_with_a_parent_each_are_one_family(tmp_path: Path) -> None:
     """Two ranks (11, 21) below a wrapper each (10, 20) with a child (22), and somebody else's process (30); below Slurm's (5)."""
-    (tmp_path / "stat").write_text("cpu  9000 0 0 0 0 0 0 0 0 0\n")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/stat").write_text("cpu  9000 0 0 0 0 0 0 0 0 0\n")
     for pid, (parent, ticks) in {5: (1, 1000), 10: (5, 1), 11: (10, 20), 20: (5, 2), 21: (20, 30), 22: (21, 40), 30: (5, 5000)}.items():
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a b) S {parent} {'0 ' * 9}{ticks} 0 0 0 20\n")
+        (tmp_path / "proc" / str(pid)).mkdir()
+        (tmp_path / "proc" / str(pid) / "stat").write_text(f"{pid} (a b) S {parent} {'0 ' * 9}{ticks} 0 0 0 20\n")
     found = cpu_time([10, 20], tmp_path)
     assert found is not None and found.ours == pytest.approx((1 + 20 + 2 + 30 + 40) / os.sysconf("SC_CLK_TCK"))
     assert cpu_time([], tmp_path) is None

@@ -878,7 +878,7 @@ FAULTS = [
         "bound_j=max(first, second)",
         ("tests/power/test_power_meter.py::test_idle_power_that_drifts_is_in_the_bound",),
     ),
-    Fault("CPU time that a host gives to other guests is nobody's", INSTRUMENTS, " + sum(stolen)", "", (T_LOOP,)),
+    Fault("CPU time that a host gives to other guests is nobody's", "system/host.py", "(1, 2, 3, 6, 7, 8)", "(1, 2, 3, 6, 7)", (T_LOOP,)),
     Fault(
         "what is wrong twice is a disturbance",
         "verify/finding.py",

@@ -39,7 +39,8 @@ def test_a_window_says_which_changes_its_intervals_speak_of() -> None:
     old = make_record(watts=100.0)
     assert old.window is not None
     new = old.model_copy(update={"window": old.window.model_copy(update={"shortest_seen": 0.05, "longest_seen": 0.25})})
-    assert window_text(new) == f"{window_text(old)}; its intervals speak of changes that take 50.0 ms to 250 ms"
+    told = "its intervals speak of changes that take 50.0 ms to 250 ms: slower ones, and what changes from run to run, are not in them"
+    assert window_text(new) == f"{window_text(old)}; {told}"
     assert source(new, "throughput").endswith("(from the slowest changes of the steps)")
     assert source(old, "throughput").endswith("(the wider of batch means and AR(1))")
 

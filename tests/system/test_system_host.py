@@ -161,10 +161,11 @@ def test_a_machine_that_does_not_tell_of_its_caches(tree: Tree) -> None:
 
 def test_cpus_at_work_are_those_asked_for(tree: Tree) -> None:
     ticks = os.sysconf("SC_CLK_TCK")
-    line = "cpu{} {} 100 50 99999 7 25 25 0 0 0\n"  # user nice system idle iowait irq softirq
+    line = "cpu{} {} 100 50 99999 7 20 20 10 9 9\n"  # user nice system idle iowait irq softirq steal, and guests, whom user and nice have
     root = tree({"proc/stat": "cpu 1 2 3 4 5 6 7\n" + line.format(0, 300) + line.format(1, 800) + line.format(10, 5) + "intr 5\n"})
-    assert host.busy_seconds(frozenset({0, 1}), root) == pytest.approx((500 + 1000) / ticks)
+    assert host.busy_seconds(frozenset({0, 1}), root) == pytest.approx((500 + 1000) / ticks), "stolen time, too"
     assert host.busy_seconds(frozenset({10}), root) == pytest.approx(205 / ticks)
+    assert host.busy_seconds(root=root) == pytest.approx((1 + 2 + 3 + 6 + 7) / ticks)
     assert host.busy_seconds(frozenset({0}), tree({"proc/cpuinfo": EPYC}) / "nowhere") is None
 
 

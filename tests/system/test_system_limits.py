@@ -140,13 +140,13 @@ def test_a_lucky_look_changes_nothing(machine: Machine) -> None:
     assert machine.asked == ["search", "look", "look"]
 
 
-BUSY = {"disturbed": "other processes used 50% of the CPUs meanwhile", "low": None, "high": None}
+BUSY = {"disturbed": "others used 50% of the CPUs meanwhile", "low": None, "high": None}
 
 
 def test_a_search_beside_others_is_repeated_until_it_has_the_machine(machine: Machine) -> None:
     machine.searched = limit(130.0, **BUSY)
     first = look("arithmetic", CPU)
-    assert first.best.rate == 130 and first.disturbed is not None and "other processes" in first.disturbed
+    assert first.best.rate == 130 and first.disturbed is not None and "others used" in first.disturbed
     machine.searched = limit(140.0, **BUSY)
     assert look("arithmetic", CPU).best.rate == 140
     machine.searched = limit(100.0)

@@ -20,6 +20,7 @@ from caraml.power.energy import around
 from caraml.power.merge import of_one_node, over_nodes
 from caraml.power.model import WindowEnergy, window_from_dict
 from caraml.results.record import Node
+from caraml.system import host
 from caraml.system.detect import detect
 from caraml.system.environment import environment
 from caraml.system.nvml import Throttled, shares, slowed_down, throttled
@@ -37,7 +38,6 @@ _AT_REST = 0.5
 """CPU seconds per second below which a node's processes count as at rest: a loader that still reads ahead takes whole cores."""
 _PAUSES = 30
 """Of ``_SETTLING`` each, after which the baseline begins in any case."""
-_PROC = Path("/proc")
 NO_BASELINE = "no idle baseline was measured"
 NO_PROCESS = "no process of this node reads its sensors"
 NO_SHARE = (
@@ -197,25 +197,16 @@ def on_clock(energy: WindowEnergy | None, origin: float) -> WindowEnergy | None:
     return None if energy is None else replace(energy, start=energy.start - origin, end=energy.end - origin)
 
 
-def cpu_time(family: Collection[int], proc: Path = _PROC) -> CpuTime | None:
+def cpu_time(family: Collection[int], root: Path = host.ROOT) -> CpuTime | None:
     """A snapshot with ``family`` and its descendants as ours; ``None`` without a family, or where the kernel does not tell (no /proc)."""
-    everyone = _everyone(proc) if family else None
-    return None if everyone is None else CpuTime(everyone, _family(proc, family) / os.sysconf("SC_CLK_TCK"))
+    everyone = host.busy_seconds(root=root) if family else None
+    return None if everyone is None else CpuTime(everyone, _family(root / "proc", family) / os.sysconf("SC_CLK_TCK"))
 
 
 def cpu_time_of_children() -> CpuTime | None:
     """As :func:`cpu_time` for this process and the children that it has waited for, without a look at every process."""
-    everyone = _everyone(_PROC)
+    everyone = host.busy_seconds()
     return None if everyone is None else CpuTime(everyone, sum(os.times()[:4]))
-
-
-def _everyone(proc: Path) -> float | None:
-    try:
-        first = (proc / "stat").read_text(encoding="ascii").split("\n", 1)[0].split()
-    except OSError:
-        return None
-    user, nice, system, _idle, _iowait, irq, softirq, *stolen = (int(value) for value in first[1:9])
-    return (user + nice + system + irq + softirq + sum(stolen)) / os.sysconf("SC_CLK_TCK")
 
 
 def share_of_others(begin: CpuTime | None, end: CpuTime | None, seconds: float, cpus: int) -> float | None:

@@ -264,7 +264,8 @@ def window_text(record: Record) -> str:
     text = f"window from {window.start:,.2f} s to {window.end:,.2f} s after the start, {window.seconds:,.3f} s long, {steps}"
     if window.shortest_seen is None or window.longest_seen is None:
         return text
-    return f"{text}; its intervals speak of changes that take {human(window.shortest_seen, 's')} to {human(window.longest_seen, 's')}"
+    seen = f"changes that take {human(window.shortest_seen, 's')} to {human(window.longest_seen, 's')}"
+    return f"{text}; its intervals speak of {seen}: slower ones, and what changes from run to run, are not in them"
 
 
 def uncertainty(name: str, metric: Metric) -> str:

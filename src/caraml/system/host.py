@@ -99,11 +99,13 @@ def cache_bytes(root: Path = ROOT) -> int | None:
     return sum(found.values()) or None
 
 
-def busy_seconds(cpus: frozenset[int], root: Path = ROOT) -> float | None:
-    """Seconds since boot that these CPUs were at work for any process; ``None`` where the kernel does not tell."""
-    rows = [line.split() for line in (read(root / "proc/stat") or "").splitlines() if re.match(r"cpu\d", line)]
-    user, nice, system, irq, softirq = 1, 2, 3, 6, 7
-    ticks = [sum(int(row[field]) for field in (user, nice, system, irq, softirq)) for row in rows if int(row[0][3:]) in cpus]
+def busy_seconds(cpus: frozenset[int] | None = None, root: Path = ROOT) -> float | None:
+    """Seconds since boot that these CPUs, or all, were at work for any process, or for other guests of a virtual machine's host; ``None``
+    where the kernel does not tell."""
+    rows = [line.split() for line in (read(root / "proc/stat") or "").splitlines() if line.startswith("cpu")]
+    chosen = [row for row in rows if (row[0] == "cpu" if cpus is None else row[0][3:].isdecimal() and int(row[0][3:]) in cpus)]
+    busy = (1, 2, 3, 6, 7, 8)  # user, nice, system, irq, softirq, and stolen, which kernels before 2.6.11 do not count
+    ticks = [sum(int(row[field]) for field in busy if field < len(row)) for row in chosen]
     return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
 
 

@@ -240,7 +240,7 @@ def _by_library(found: Search, own: str, rate: float) -> dict[str, float]:
 def _disturbed(found: Search, timing: Timing, others: float | None, *, clocked: bool) -> str | None:
     """Why a measurement is in doubt. A ``clocked`` device is slower after a while by itself: its power limit brings the clock down."""
     if others is not None and others > _OTHERS:
-        return f"other processes used {others:.0%} of the CPUs meanwhile"
+        return f"others used {others:.0%} of the CPUs meanwhile"
     if timing.uneven > _UNEVEN:
         return f"half of its repetitions took {timing.uneven:.2g} times as long as the fastest tenth, or longer"
     before = max(one.rate for one in found.counted)
@@ -294,7 +294,7 @@ def _device_name(device: torch.device) -> str:
 
 
 class CpuLoad:
-    """What other processes use of the CPUs that this one may run on."""
+    """What others use of the CPUs that this process may run on."""
 
     def __init__(self) -> None:
         self._before = self._now()
