@@ -161,6 +161,16 @@ def test_without_a_sensor_of_the_node_there_is_no_action() -> None:
     assert all(metric.value is None and metric.reason for metric in whole_run(None).values())
 
 
+def test_powers_of_an_energy_that_is_not_valid_are_in_doubt_as_it_is() -> None:
+    """A sensor beyond any limit had the highest power of a device without a word; the mean of all had no bound in any record."""
+    device = BoundaryEnergy(energy_j=100, bound_j=10, mean_w=20, peak_w=9e4, reason="flags: beyond_limit")
+    channel = ChannelEnergy(id="0", label="", source="", boundary="device", hardware="", peak_w=9e4, flags=["beyond_limit"])
+    found = run_metrics(run(), WindowEnergy(name="w", start=0, end=5, channels=[channel], boundaries={"device": device}))
+    for name in ("max_device_power", "max_aggregate_power", "aggregate_power", "device_energy"):
+        assert found[name].reason == "not valid: flags: beyond_limit", name
+    assert (found["aggregate_power"].value, found["aggregate_power"].bound) == (20, 2)
+
+
 def test_one_node_s_peak_is_not_that_of_all() -> None:
     """Two nodes, of which the sensors of one went silent: the largest peak that is known is a lower end at best."""
     channels = [ChannelEnergy(id="a/0", label="", source="", boundary="device", hardware="", peak_w=300.0)]

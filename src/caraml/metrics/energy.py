@@ -119,9 +119,9 @@ def powers(energy: WindowEnergy | None) -> dict[str, Metric]:
         device = energy.boundaries["device"]
         peaks = [channel.peak_w for channel in energy.channels if channel.boundary == "device" and channel.peak_w is not None]
         found = {
-            "max_device_power": _watts(max(peaks, default=None)),
-            "max_aggregate_power": _watts(device.peak_w),
-            "aggregate_power": _watts(device.mean_w),
+            "max_device_power": _peak(max(peaks, default=None), devices.reason),
+            "max_aggregate_power": _peak(device.peak_w, devices.reason),
+            "aggregate_power": scaled(devices, 1 / energy.duration_s, "W"),
         }
     return {**found, "device_energy": devices, "node_energy": node, **_apparent(energy, node)}
 
@@ -156,5 +156,5 @@ def _power_factor(found: BoundaryEnergy, seconds: float, doubt: str | None) -> M
     return Metric(value=factor, unit="1", bound=bound, scope="node_ac", reason=doubt)
 
 
-def _watts(value: float | None) -> Metric:
-    return Metric(value=value, unit="W", scope="device", reason="the sensors show no peaks" if value is None else None)
+def _peak(value: float | None, doubt: str | None) -> Metric:
+    return Metric(value=value, unit="W", scope="device", reason="the sensors show no peaks" if value is None else doubt)
