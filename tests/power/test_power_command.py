@@ -20,6 +20,7 @@ import pytest
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.power.__main__ import _Child, _report, _write, main, measure, watch
+from caraml.power.merge import merge_folder
 from caraml.power.model import BoundaryEnergy, WindowEnergy, window_from_dict
 from caraml.power.result import CommandResult, Format, downsampled, read_readings, svg, write_hdf5
 from caraml.power.source import check_methods, source_names
@@ -247,6 +248,7 @@ def test_a_killed_wrapper_leaves_files_that_load_and_are_not_valid(tmp_path: Pat
     assert not document["valid"]
     assert document["channels"]
     assert len(read_readings(tmp_path / "readings.csv")["value"]) > 5
+    assert merge_folder(tmp_path).reason == "energy: the measurement did not come to its end"  # it was: no sensor
 
 
 def test_a_result_is_never_overwritten(tmp_path: Path) -> None:
@@ -372,7 +374,16 @@ def test_ranks_write_beside_each_other_and_are_merged(tmp_path: Path, capsys: py
     device, seconds = merged["boundaries"]["device"], [result_of(folder, f"energy.{rank}.json")["energy"] for rank in range(2)]
     truth = [300 * (one["end"] - one["start"]) for one in seconds]
     assert device["total_j"] == pytest.approx(sum(truth), rel=0.1)
-    (folder / "energy.1.json").unlink()
+    ended = folder / "energy.1.json"
+    ended.write_text(
+        json.dumps(result_of(folder, ended.name) | {"valid": False, "signal": 11, "reason": "the command was ended by SIGSEGV"})
+    )
+    assert main(["merge", str(folder)]) == 1
+    merged = json.loads(capsys.readouterr().out)
+    assert (
+        not merged["valid"] and merged["reason"] == "rank 1: the command was ended by SIGSEGV" and merged["boundaries"]["device"] == device
+    )
+    ended.unlink()
     assert main(["merge", str(folder)]) == 1
     merged = json.loads(capsys.readouterr().out)
     assert merged["missing"] == ["rank 1"]

@@ -213,7 +213,7 @@ def merge_folder(folder: Path) -> MergedEnergy:
     files = sorted(folder.glob("energy*.json"))
     if not files:
         raise InputError(f"{folder} holds no result (energy*.json)")
-    parts, world, taken, channels = [], 0, 0, 0
+    parts, doubts, world, taken, channels = [], [], 0, 0, 0
     for file in files:
         try:
             content = read_json(file)
@@ -222,6 +222,8 @@ def merge_folder(folder: Path) -> MergedEnergy:
             document = json.loads(content, parse_float=_number, parse_constant=_number)
             size = document.get("world_size") or 0
             name, window = _part(document, file.stem)
+            if window.valid and window.reason:
+                doubts.append(f"{name}: {window.reason}")
         except OSError as error:
             raise InputError(f"{file}: cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -233,7 +235,10 @@ def merge_folder(folder: Path) -> MergedEnergy:
         parts.append((name, window))
         world = max(world, size)
     expected = [f"rank {r}" for r in range(world)] if world > 1 and all(name.startswith("rank ") for name, _ in parts) else None
-    return merge(parts, expected)
+    merged = merge(parts, expected)
+    if doubts:
+        merged.valid, merged.reason = False, "; ".join(([merged.reason] if merged.reason else []) + doubts)
+    return merged
 
 
 def _number(text: str) -> float:
@@ -244,9 +249,12 @@ def _number(text: str) -> float:
 
 
 def _part(document: dict[str, Any], stem: str) -> tuple[str, WindowEnergy]:
-    """Who measured a result, and its window. Raises ``ValueError``, ``KeyError``, ``TypeError`` or ``AttributeError`` for what is none."""
+    """Who measured a result, and its window, with the reason of a command whose energy is known and not its own. Raises ``ValueError``,
+    ``KeyError``, ``TypeError`` or ``AttributeError`` for what is none."""
     rank, energy = document["rank"], document["energy"]
     window = _reader(WindowEnergy).validate_python({**energy, "channels": [], "boundaries": {}})
+    if not document.get("valid", True):  # also of what measured it and was killed: that wrote no more than that it began
+        window.reason = window.reason or _reader(str).validate_python(document.get("reason") or "not valid")
     window.channels = [_reader(ChannelEnergy).validate_python(channel) for channel in energy.get("channels", [])]
     given = energy.get("boundaries", {})
     window.boundaries = {name: _reader(BoundaryEnergy).validate_python(given[name]) for name in BOUNDARIES if name in given}
