@@ -53,6 +53,7 @@ from caraml.base.format import human, percent  # noqa: E402
 from caraml.campaign import Campaign  # noqa: E402
 from caraml.campaign.attempt import PointTask  # noqa: E402
 from caraml.campaign.runner import CampaignRun  # noqa: E402
+from caraml.doctor import gpu_processes  # noqa: E402
 from caraml.engine.device import accelerator_type  # noqa: E402
 from caraml.launch.launchers import LocalLauncher  # noqa: E402
 from caraml.results.record import Record  # noqa: E402
@@ -322,10 +323,18 @@ class Found:
     """Why parts are left out."""
     failed: list[str] = field(default_factory=list)
     """Parts that could not even be begun, each with the reason."""
+    disturbed: list[str] = field(default_factory=list)
+    """What else ran on the GPUs before anything was begun, by which every rate may be too low."""
 
     def markdown(self) -> str:
         """The small table that is worth keeping."""
-        lines = [f"# {self.title}", "", "| claim | deviation | allowed | holds |", "|---|---|---|---|"]
+        lines = [
+            f"# {self.title}",
+            "",
+            *(f"{one}\n" for one in self.disturbed),
+            "| claim | deviation | allowed | holds |",
+            "|---|---|---|---|",
+        ]
         for one in self.checks:
             deviation = "–" if one.deviation is None else f"{one.deviation:.2g}"
             lines.append(f"| {one.claim} | {deviation} | {one.allowed:g} | {one.in_words} |")
@@ -346,6 +355,7 @@ class Found:
             "beside": self.beside,
             "left_out": self.left_out,
             "failed": self.failed,
+            "disturbed": self.disturbed,
             "records": [small(record) for record in self.records],
         }
         try:
@@ -417,6 +427,9 @@ def main() -> int:
         say(f"results cannot be written: {error}; next step: --out FOLDER, called from a folder that you may write to")
         return 2
     found = Found(f"{system.identity}, torch {torch.__version__}, driver {system.driver}")
+    found.disturbed = [f"{one.name}: {one.found}" for one in gpu_processes() if one.status != "ok"]
+    for one in found.disturbed:
+        say(one)
     measure(found, campaign, points, options)
     say(found.markdown())
     good = all(record.status in ("ok", "oom") for record in found.records) and not any(one["failed"] for one in found.beside)

@@ -80,7 +80,7 @@ def machine_checks(output: Path) -> list[Check]:
         _governor(state),
         _memory(state),
         _busy(state, system),
-        *_gpu_processes(),
+        *gpu_processes(),
         _timer(),
         _disk(output),
         _kept("cache", cache_home(), "export XDG_CACHE_HOME=$TMPDIR"),
@@ -229,7 +229,7 @@ def _busy(state: dict[str, Any], system: System) -> Check:
     return Check("other load on the CPUs", "ok", found)
 
 
-def _gpu_processes() -> list[Check]:
+def gpu_processes() -> list[Check]:
     """Who else computes on the GPUs; no check where there are none."""
     with nvml.session() as nv:
         if isinstance(nv, str):

@@ -299,6 +299,8 @@ def test_where_nothing_can_be_kept_nothing_is_measured(
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
     begun: list[object] = []
+    others = SimpleNamespace(name="other load on the GPUs", status="warn", found="1: process 4242 on GPU 0")
+    monkeypatch.setattr(gpu, "gpu_processes", lambda: [others])
     monkeypatch.setattr(gpu, "correctness", lambda *rest: begun.append(rest))
 
     def ran(out: str, suite: str = "suite.toml") -> int:
@@ -312,6 +314,7 @@ def test_where_nothing_can_be_kept_nothing_is_measured(
     assert ran("out") == 0
     (folder,) = (tmp_path / "out").iterdir()
     earlier = (folder / "gpu.md").read_text()
+    assert "other load on the GPUs: 1: process 4242 on GPU 0\n\n| claim |" in earlier, "by which every rate may be too low"
 
     def ended(*_: object) -> None:
         raise KeyboardInterrupt

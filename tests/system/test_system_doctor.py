@@ -86,13 +86,13 @@ def test_other_accelerators(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_others_on_the_gpu(nvml: Install) -> None:
     nvml(FakeGpu("NVIDIA H200", processes=[os.getpid()]), FakeGpu("NVIDIA H200", processes=[4242]))
-    assert [(check.status, check.found) for check in doctor._gpu_processes()] == [("warn", "1: process 4242 on GPU 1")]
+    assert [(check.status, check.found) for check in doctor.gpu_processes()] == [("warn", "1: process 4242 on GPU 1")]
     nvml(FakeGpu("NVIDIA H200", processes=[os.getpid()]))
-    assert doctor._gpu_processes()[0].status == "ok"
+    assert doctor.gpu_processes()[0].status == "ok"
     nvml(FakeGpu("NVIDIA H200", refuses=("nvmlDeviceGetComputeRunningProcesses",)))
-    assert doctor._gpu_processes()[0].found == "NVML: Insufficient Permissions"
+    assert doctor.gpu_processes()[0].found == "NVML: Insufficient Permissions"
     nvml(fails="Driver Not Loaded")
-    assert doctor._gpu_processes() == []
+    assert doctor.gpu_processes() == []
 
 
 def test_more_threads_than_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
