@@ -31,6 +31,11 @@ class LateDisk:
         yield
         self._elsewhere = False
 
+    def not_seen(self, path: Path) -> None:
+        """Be late with what was made at this place."""
+        self._missing.add(str(path))
+        self._listed[str(path.parent)] = []
+
     def _is_here(self, path: Any) -> bool:
         return not self._elsewhere and isinstance(path, str | Path) and str(path).startswith(self._root)
 
@@ -51,7 +56,11 @@ class LateDisk:
         return do(path, flags, *rest, **options)
 
     def _listdir(self, do: Callable[[Any], list[str]], path: Any = ".") -> list[str]:
-        return list(self._listed.setdefault(str(path), do(path))) if self._is_here(path) else do(path)
+        if not self._is_here(path):
+            return do(path)
+        if str(path) in self._missing:
+            raise FileNotFoundError(errno.ENOENT, "it was not there when it was last looked for", str(path))
+        return list(self._listed.setdefault(str(path), do(path)))
 
     def _scandir(self, do: Callable[[Any], Any], path: Any = ".") -> Any:
         if not self._is_here(path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from array import array
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from caraml.base.files import names_now, there
 from caraml.campaign import attempt
 from caraml.campaign.runner import run_campaign
 from caraml.launch import JobState
+from caraml.results.claim import holder, myself, take_over
 from caraml.results.finish import finish
 from caraml.results.journal import block, tables
 from caraml.results.record import Record
@@ -111,3 +113,17 @@ def test_what_a_worker_on_another_host_put_away_is_in_the_record(
         tables(folder)
     finish(folder, -9)
     assert "steps" in read_record(folder / RECORD).files and JOURNAL not in names_now(folder)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_without_hard_links_one_of_several_still_takes_an_attempt_over(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on exFAT, in some containers' folders, and where sshfs is told so: it ended the campaign."""
+
+    def link(source: str, target: str) -> None:
+        raise OSError(number, os.strerror(number), source, None, target)
+
+    monkeypatch.setattr(os, "link", link)
+    assert [take_over(tmp_path, 1, myself()) for _ in range(2)] == [True, False]
+    assert seen_in(tmp_path) == ["claim.2"] and holder(tmp_path) == (2, myself())

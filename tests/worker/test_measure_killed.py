@@ -35,6 +35,7 @@ from caraml.worker import measure_record, so_far
 from caraml.worker.so_far import SoFar
 from tests.conftest import MakePoint
 from tests.faults.conftest import until
+from tests.late_disk import LateDisk
 from tests.worker.loops import QUICK, Twins, only
 
 STEADY = Policy(min_seconds=300, max_seconds=300, idle_seconds=0, warm_up_max_seconds=0.05)
@@ -209,6 +210,17 @@ def test_what_rank_0_of_several_has_put_away_outlives_it(tmp_path: Path, monkeyp
         assert not mark.exists() and not [*folder.glob("so_far*")] and only(out).attempt == 1
         SoFar(partial(Path, folder), 0, m._log, "then").rest(m._loop, None)
         assert not [*folder.glob("so_far*")], "rank 0 lives on for a moment"
+
+
+def test_a_rank_uses_the_attempt_of_a_node_that_is_gone_before_it_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It made one of its own, with the number of that; the record said of the loop that a folder could not be renamed."""
+    monkeypatch.setattr(own_loop, "ranks_in_use", Twins)
+    with in_its_window(tmp_path, monkeypatch) as (m, folder):
+        pass
+    LateDisk(tmp_path, monkeypatch).not_seen(folder.parent)
+    records = measure_record.LoopRecords(m._point, m._records._facts, tmp_path, Second(None))
+    assert records._next_attempt == 1 and records.to_record(m._point, alone=True).__enter__() == folder
+    (folder / RECORD).touch()
 
 
 METERED = {**os.environ, "CARAML_POWER": "fake:constant"}

@@ -32,6 +32,8 @@ DATA_VARIABLE = "CARAML_DATA"
 AWAY = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT)
 """What a network's disk says of its files while its server is away, or has just come back."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What file systems without hard links say of one."""
 _HOPS = 40
 """Links on one way that a kernel follows."""
 _NOBODY, _EVERYBODY = 65534, "4294967295"
@@ -117,13 +119,18 @@ def write_new(path: Name, content: str | bytes, *, mode: int = 0o644) -> None:
 
 
 def write_once(path: Name, content: str | bytes, *, mode: int = 0o644) -> None:
-    """As :func:`write_new`, but nobody ever sees a part of it. Raises ``FileExistsError``; of several that try, one succeeds."""
+    """As :func:`write_new`, but where there are hard links nobody ever sees a part of it. Raises ``FileExistsError``; of several that try,
+    one succeeds."""
     path = os.fspath(path)
     temporary = _temporary(path)
     with _told(path, temporary):
         try:
             write_new(temporary, content, mode=mode)
             os.link(temporary, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            write_new(path, content, mode=mode)
         finally:
             with suppress(OSError):
                 os.unlink(temporary)  # noqa: PTH108

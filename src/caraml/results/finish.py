@@ -69,13 +69,10 @@ def note_failure(folder: Path, failure: Failure) -> bool:
     """Leave a failure behind, unless another rank was first: the first cause is the one that matters. Whether this was it."""
     if (folder / FAILURE).exists():  # what another node has written a moment ago may not be seen here yet
         return False
-    text = failure.model_dump_json(indent=1)
     try:
-        write_once(folder / FAILURE, text)
+        write_once(folder / FAILURE, failure.model_dump_json(indent=1))
     except FileExistsError:
         return False
-    except OSError:  # a file system without links
-        write_file(folder / FAILURE, text)
     return True
 
 

@@ -196,8 +196,9 @@ class LoopRecords:
     def _begun_by_rank_0(self) -> Path | None:
         """The attempt that rank 0 made while the loop was measured, if it is to be seen here and has no record yet."""
         point = self.out / "points" / self._point.folder_name
-        with suppress(OSError):
-            names_now(point)  # it was made on another node
+        with suppress(OSError):  # it was made on another node, after this one had looked
+            if self._ranks.rank and there(point):
+                names_now(point)
         made = (point / str(number) for number in attempts(point) if number >= self._next_attempt) if self._ranks.rank else ()
         return next((one for one in made if owned(one) and not (one / RECORD).exists() and str(holder(one)[1]) == self._rank_0), None)
 
