@@ -129,7 +129,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 4_070,
-    "base": 3_148,
+    "base": 3_155,
     "campaign": 1_720,
     "cli": 1_670,
     "data": 781,
@@ -139,11 +139,11 @@ LINES = {
     "power": 5_202,
     "reference": 515,
     "report": 4_926,
-    "results": 3_437,
+    "results": 3_434,
     "suite": 2_722,
     "system": 3_589,
     "verify": 1_066,
-    "worker": 2_954,
+    "worker": 2_955,
     "workloads": 8_259,
 }
 FILES = 204
