@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -21,4 +22,13 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(monkeypatch:
     with pytest.raises(EnvironmentUnfitError, match=r"'ap2' needs h5netcdf and transformers[^\n]*\n[^\n]*caraml\[maelstrom\]"):
         see_packages("ap2")
     see_packages("gpt")
+
+    def not_installed(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "metadata", not_installed)  # a checkout on PYTHONPATH
+    with pytest.raises(
+        EnvironmentUnfitError, match=r"'ap2' needs h5netcdf and transformers[^\n]*\n[^\n]*pip install h5netcdf transformers"
+    ):
+        see_packages("ap2")
     assert "weights" in params_of("ap2").model_fields, "its parameters need none of them"

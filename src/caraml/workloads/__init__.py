@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,18 +105,20 @@ def see_packages(name: str) -> None:
     needed = [*(["torch"] if name != "command" else []), *load_workload(name).packages]
     missing = [package for package in needed if importlib.util.find_spec(package) is None]
     if missing:
-        where = "; if only jobs have it: software.modules, venv or python in the system's file says from where"
-        step = how_to_install(missing) + (where if "torch" in missing else "")
-        raise EnvironmentUnfitError(f"workload {name!r} needs {' and '.join(missing)}, not installed here", step)
+        where = (
+            "; if only jobs have it: software.modules, venv or python in the system's file says from where" if "torch" in missing else ""
+        )
+        raise EnvironmentUnfitError(f"workload {name!r} needs {' and '.join(missing)}, not installed here", how_to_install(missing) + where)
 
 
 def how_to_install(packages: list[str]) -> str:
     """The command, by the smallest extra of ours that brings the packages if there is one."""
     fitting = []
-    for extra in metadata.metadata("caraml").get_all("Provides-Extra") or []:
-        brought = {word.split(">")[0] for word in metadata.requires("caraml") or [] if f"extra == '{extra}'" in word.replace('"', "'")}
-        if extra != "test" and set(packages) <= brought:
-            fitting.append((len(brought), extra))
+    with suppress(metadata.PackageNotFoundError):  # of a checkout that is not installed nobody knows any
+        for extra in metadata.metadata("caraml").get_all("Provides-Extra") or []:
+            brought = {word.split(">")[0] for word in metadata.requires("caraml") or [] if f"extra == '{extra}'" in word.replace('"', "'")}
+            if extra != "test" and set(packages) <= brought:
+                fitting.append((len(brought), extra))
     return f"pip install 'caraml[{min(fitting)[1]}]'" if fitting else f"pip install {' '.join(packages)}"
 
 
