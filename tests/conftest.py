@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -137,6 +139,38 @@ def quick_starts(request: pytest.FixtureRequest, own_home: None) -> Iterator[Non
         yield
 
 
+HANDLED = [one for one in signal.Signals if one not in (signal.SIGALRM, signal.SIGKILL, signal.SIGSTOP) and one < signal.SIGRTMIN]
+"""Not SIGALRM, which times tests."""
+OF_LIBRARIES = ("PYTEST_", "TORCH", "KINETO_", "TRITON_", "TOKENIZERS_", "KMP_", "HF_", "MPL")
+"""Beginnings of variables that libraries set where they are first loaded or used."""
+
+
+def surroundings() -> dict[str, object]:
+    """What every test finds, and has to leave as it is: variables, the current folder, rights of new files, who handles signals, and
+    threads that would keep the process."""
+    umask = os.umask(0)
+    os.umask(umask)
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(OF_LIBRARIES)}
+    try:
+        folder = str(Path.cwd())
+    except OSError as error:
+        folder = str(error)
+    handlers = {number.name: signal.getsignal(number) for number in HANDLED}
+    threads = {thread.name for thread in threading.enumerate() if not thread.daemon}
+    return {**variables, **handlers, "folder": folder, "umask": umask, "threads": threads}
+
+
+@contextmanager
+def left_alone(who: str, *, told: Callable[[str], object] = pytest.fail) -> Iterator[None]:
+    """Tell, as a failure, where ``who`` leaves the surroundings other than they were: what follows would run in them."""
+    before = surroundings()
+    yield
+    after = surroundings()
+    changed = {name: after.get(name) for name in before | after if before.get(name) != after.get(name)}
+    if changed:
+        told(f"{who} changed what others find: {changed}")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def same_starts(quick_starts: None) -> Iterator[None]:
     """No file's tests change how those of the next start: the fork server would decline, and everything take seconds longer."""
@@ -145,6 +179,22 @@ def same_starts(quick_starts: None) -> Iterator[None]:
     yield
     after = {name: os.environ.get(name) for name in names}
     assert after == before, "variables that the tests of this file have left changed"
+
+
+@pytest.fixture(autouse=True)
+def same_for_the_next_test(same_starts: None) -> Iterator[None]:
+    """A test of ``make check`` fails where it changes what the next one finds; any other one has a warning."""
+    with left_alone("this test", told=pytest.fail if _checked else warnings.warn):
+        yield
+
+
+@pytest.fixture
+def handlers_back() -> Iterator[None]:
+    """For tests that call ``caraml.__main__.main``, which takes both signals for the rest of its process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -174,6 +174,7 @@ def test_a_runner_elsewhere_lives_as_long_as_its_file_is_young(tmp_path: Path) -
     heart.end()
 
 
+@pytest.mark.usefixtures("handlers_back")
 def test_a_disk_that_fails_for_a_moment_ends_no_job_and_takes_none_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,18 @@ def test_every_job_runs_its_target_on_both() -> None:
         assert gitlab[job]["script"] == command and gitlab[job]["stage"] in gitlab["stages"]
 
 
+def test_a_run_in_which_many_tests_hang_ends_with_its_report() -> None:
+    """Each waits to its limit: twenty of them would reach the job's, after which nothing is told."""
+    github, gitlab = read(GITHUB / "workflows" / "ci.yml")["jobs"]["test"], read(ROOT / ".gitlab-ci.yml")["test"]
+    assert github["env"] == gitlab["variables"] and gitlab["timeout"] == f"{github['timeout-minutes']} minutes"
+    whole = int(github["env"]["PYTEST_ADDOPTS"].removeprefix("--session-timeout="))
+    one = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]["timeout"]
+    making = 20 * 60  # the environment, types and format before the tests
+    assert making + whole + one < 60 * github["timeout-minutes"]
+    own = [path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark\.timeout\(", path.read_text(encoding="utf-8"))]
+    assert own == [], "no test has a longer limit of its own"
+
+
 def test_every_target_is_in_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for command in JOBS.values():

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.conftest import COLLECTED, LONGEST, open_above, pytest_terminal_summary
+from tests.conftest import COLLECTED, LONGEST, left_alone, open_above, pytest_terminal_summary
 
 ROOT = Path(__file__).parents[1]
 COLLECT = """
@@ -69,3 +71,30 @@ def test_what_is_skipped_is_told_in_the_end(capsys: pytest.CaptureFixture[str]) 
     reports = [SimpleNamespace(longrepr=("a.py", 1, f"Skipped: {reason}")) for reason in ("no GPU", "no GPU", "no root")]
     pytest_terminal_summary(SimpleNamespace(stats={"skipped": reports}, write_line=told))
     assert capsys.readouterr().out.splitlines() == ["NOT TESTED: no GPU (2 tests)", "NOT TESTED: no root (1 test)"]
+
+
+@pytest.mark.parametrize("what", ["variable", "folder", "handler", "umask", "thread"])
+def test_a_test_that_leaves_something_behind_fails(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait, name="left")
+    here, umask, handler = Path.cwd(), os.umask(0o022), signal.getsignal(signal.SIGUSR1)
+    changes = {
+        "variable": lambda: monkeypatch.setenv("LEFT", "1"),
+        "folder": lambda: os.chdir(tmp_path),
+        "handler": lambda: signal.signal(signal.SIGUSR1, lambda *_: None),
+        "umask": lambda: os.umask(0o077),
+        "thread": thread.start,
+    }
+    try:
+        with left_alone("nothing"):
+            pass
+        told = r"this test changed what others find: .*(LEFT|folder|SIGUSR1|umask|left)"
+        with pytest.raises(pytest.fail.Exception, match=told), left_alone("this test"):
+            changes[what]()
+    finally:
+        end.set()
+        if what == "thread":
+            thread.join()
+        os.chdir(here)
+        os.umask(umask)
+        signal.signal(signal.SIGUSR1, handler)

@@ -26,7 +26,7 @@ SHORT = {"params": {"device": "asynchronous", "step_seconds": 0.02}}
 LONG = {**SHORT, "measure": {"min_seconds": 900, "max_seconds": 900}}
 """Longer than anything is waited for: what has ended was ended."""
 TWO_RANKS = {**LONG, "devices": 2}
-SILENT, STUCK = 34, 26
+SILENT = 34
 """Seconds of patience: a healthy rank that a busy machine stops for ten seconds is not called silent."""
 
 
@@ -111,7 +111,7 @@ def test_a_stopped_rank_is_named_by_the_watchdog(victim: Victim) -> None:
 
 def test_input_that_hangs_is_named_by_the_watchdog(victim: Victim) -> None:
     hanging = {"devices": 2, "params": {**SHORT["params"], "hang_at": 60}}
-    code, said = victim.run(victim.suite({**LONG, **hanging}), **{PATIENCE: str(STUCK)})
+    code, said = victim.run(victim.suite({**LONG, **hanging}), **{PATIENCE: str(SILENT)})
     (record,) = victim.records()
     assert code == 1, said
     assert record.status == "failed" and re.search(r"no step for \d\S* s: rank 1 waiting for input", record.reason or "")

@@ -222,6 +222,7 @@ def test_tables_of_text_that_ask_for_much(name: str, tmp_path: Path) -> None:
 # -- what should be a file or a folder and is none ---------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("handlers_back")
 @pytest.mark.parametrize("kind", ["pipe", "file", "loop"])
 @pytest.mark.parametrize("place", ["points", "points/x-0123456789abcdef", "suites/s.json"])
 def test_something_else_in_the_place_of_a_folder_or_file_is_named(

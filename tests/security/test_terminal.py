@@ -72,6 +72,7 @@ def test_no_verb_lets_a_record_command_the_terminal(words: list[str], root: Path
     assert commands_in(done.output) == [], done.output
 
 
+@pytest.mark.usefixtures("handlers_back")
 def test_a_wrong_file_s_words_are_told_without_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

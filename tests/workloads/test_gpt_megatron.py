@@ -38,9 +38,12 @@ SUITE = 'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "n"\nworkload = "gpt"\ng
 
 
 @pytest.fixture
-def megatron() -> Iterator[None]:
-    """Leaves no process group behind."""
+def megatron(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leaves neither a process group behind nor the variables that are set for it."""
     core = pytest.importorskip("megatron.core")
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
+        monkeypatch.setenv(name, "")  # is removed again in the end
+        monkeypatch.delenv(name)
     yield
     core.parallel_state.destroy_model_parallel()
     if dist.is_initialized():
