@@ -18,6 +18,7 @@ from caraml.base.errors import EnvironmentUnfitError, ExitCode
 from caraml.base.files import write_file
 from caraml.base.toml import parse_toml
 from caraml.campaign import Campaign, Options, exit_code, runner
+from caraml.campaign.preview import preview
 from caraml.campaign.runner import run_campaign
 from caraml.launch import Job, JobState, Launcher, slurm
 from caraml.launch.batch import SlurmOptions
@@ -132,6 +133,21 @@ def test_the_same_command_fills_only_the_holes(tmp_path: Path) -> None:
     run, watcher = campaign(tmp_path, FakeLauncher({}))
     run_campaign(run)
     assert watcher.ran == []
+
+
+def test_a_record_that_cannot_be_read_is_not_measured_over_unasked(tmp_path: Path) -> None:
+    """One of a newer CARAML ended the campaign, and every other that wrote to the folder."""
+    run_campaign(campaign(tmp_path, FakeLauncher({}))[0])
+    store = Store(tmp_path)
+    newer = store.folder(next(record for record in store.records() if record.status == "ok")) / "record.json"
+    newer.write_text('{"schema_version": 99}')
+    made, watcher = campaign(tmp_path, FakeLauncher({}))
+    records = run_campaign(made)
+    assert watcher.ran == [] and sorted(watcher.reused) == [1, 2, 3, 4] and exit_code(records) == ExitCode.POINTS_FAILED
+    assert statuses(records).count("invalid") == 1
+    assert [one.action for one in preview(made).points if str(one.reason).startswith("cannot be read: ")] == ["known"]
+    assert "invalid" not in statuses(run_campaign(campaign(tmp_path, FakeLauncher({}), again=True)[0]))
+    assert newer.read_text() == '{"schema_version": 99}' and (newer.parents[1] / "2" / "record.json").exists()
 
 
 def test_again_measures_again_and_keeps_the_earlier_result(tmp_path: Path) -> None:

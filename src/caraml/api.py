@@ -234,7 +234,7 @@ def load(*paths: str | os.PathLike[str], suite: str | None = None, every_attempt
         every_attempt: every attempt at a point and not the newest alone, by time: for histories.
 
     Raises:
-        InputError: a path does not exist, has no results, or holds a file that is not a record.
+        InputError: a path does not exist, or has no results. A record that cannot be read is ``invalid``, with the reason.
     """
     found = [result for path in paths or ("caraml-results",) for result in _load(Path(path), suite, every_attempt)]
     others = frozenset(own_names(result.record for result in found))

@@ -163,6 +163,19 @@ def test_what_failed_is_worse_and_lost_repeats_are_said() -> None:
     assert absent.verdict == "undecided" and "not measured, or" in absent.notes[0]
 
 
+def test_a_record_that_cannot_be_read_leaves_a_verdict_open() -> None:
+    """It has numbers, which may be worse than any: neither better nor worse than accepted is shown."""
+    baseline, newest = accepted(), [one for day in (8, 9, 10) for one in night(day)]
+    assert {one.verdict for one in judged(works(baseline, newest))} == {"same"}
+    hidden = newest[0].model_copy(
+        update={"status": "invalid", "reason": "cannot be read: points/x/8/record.json: { expected", "metrics": {}}
+    )
+    for some in ([hidden, *newest[1:]], [hidden, newest[1]]):
+        found = judged(works(baseline, some))
+        assert found[0].verdict == "undecided" and not found[0].failed and check(baseline, found).exit_code is ExitCode.UNDECIDED
+        assert any("points/x/8/record.json" in note for note in found[0].notes)
+
+
 def test_repeats_that_failed_are_told_when_the_others_are_accepted() -> None:
     good = [one for day in range(1, 6) for one in night(day)]
     batch = [one for one in good if one.point.global_batch == 16]

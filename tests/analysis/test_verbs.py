@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 from record_factory import make_point, make_record, save
 from run_factory import repeats, run
+from typer.testing import CliRunner
 
+from caraml.cli import app
 from caraml.results.store import Store, write_record
 from tests.stores import remember_suite
 
@@ -58,6 +61,31 @@ def test_compare_says_what_is_worse_and_fails_if_asked(out: Path) -> None:
     assert "b16" not in gated.stdout[gated.stdout.index("failed:") :].replace("note", "")
     large = caraml("compare", "old", "new", "--out", out, "--fail-if", "worse:20%", "--metric", "throughput")
     assert large.returncode == 0 and "passed: nothing is shown to be worse by 20 % or more" in large.stdout
+
+
+@pytest.mark.parametrize("side", ["old", "new"])
+def test_no_comparison_passes_with_a_record_that_cannot_be_read(tmp_path: Path, side: str) -> None:
+    store = Store(tmp_path)
+    for name in ("old", "new"):
+        made = [one for batch in (16, 32) for one in repeats([999.0, 1000.0, 1001.0], global_batch=batch, software=name)]
+        for record in made:
+            write_record(store.new_attempt(record.point), record)
+        remember_suite(store, name, [record.key for record in made])
+    gate = ["compare", "old", "new", "--fail-if", "worse:20%", "--metric", "throughput", "--out", str(tmp_path)]
+    assert CliRunner().invoke(app, gate).exit_code == 0
+    path = store.folder(store.records(side)[0]) / "record.json"
+    path.write_text("{")
+    for words in (gate, ["results", side, "--json", "--out", str(tmp_path)]):
+        done = CliRunner().invoke(app, words)
+        assert (
+            done.stderr.startswith("caraml: 1 record cannot be read, taken as invalid:\n  points/gpt-") and "caraml retry " in done.stderr
+        )
+        if words == gate:
+            assert done.exit_code == 1 and "passed" not in done.stdout and "failed: cannot be read: points/gpt-" in done.stdout
+        else:
+            found = json.loads(done.stdout)["rows"]
+            assert done.exit_code == 0 and [row["status"] for row in found] == ["invalid", *["ok"] * 5]
+    assert path.read_text() == "{"
 
 
 def test_compare_in_markdown(out: Path) -> None:

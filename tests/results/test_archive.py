@@ -66,6 +66,29 @@ def test_one_record_is_no_plural(tmp_path: Path, make_point: MakePoint) -> None:
     assert " 1 record added, 0 known already" in taken_in
 
 
+def test_a_record_that_cannot_be_read_is_left_out_and_told(tmp_path: Path, make_point: MakePoint) -> None:
+    """Packed, it made the whole archive one that nobody could import."""
+    store, point = Store(tmp_path / "store"), make_point(workload="gpt")
+    for number in (1, 2, 3):
+        write_record(store.new_attempt(point), Record(key=point.key, attempt=number, point=point, status="ok", started_at="x"))
+    remember_suite(store, "s", [point.key])
+    for number in (1, 3):
+        (store.points / point.folder_name / str(number) / "record.json").write_text("{")
+    packed = CliRunner().invoke(app, ["archive", "s", str(tmp_path / "s.zip"), "--out", str(store.root)])
+    assert packed.exit_code == 1 and " 1 record, " in packed.stdout
+    assert (
+        packed.stderr.startswith("caraml: 2 records cannot be read, not in the archive:\n")
+        and packed.stderr.count("record.json: not a") == 2
+    )
+    assert [record.attempt for record in unpacked_records(tmp_path / "s.zip", tmp_path / "new")] == [2]
+    assert unpack(tmp_path / "s.zip", store.root).known == 1, "what lies there and cannot be read is no reason to refuse it"
+
+
+def unpacked_records(path: Path, root: Path) -> list[Record]:
+    unpack(path, root)
+    return Store(root).records()
+
+
 def rebuilt(path: Path, change: Change) -> Path:
     """The archive with other contents; ``change`` gets the files and the manifest."""
     with zipfile.ZipFile(path) as old:

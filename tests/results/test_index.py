@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from caraml.base.errors import InputError
 from caraml.metrics.model import Metric
 from caraml.results.record import Record, Status
 from caraml.results.rows import COLUMNS, FILE
@@ -90,11 +89,22 @@ def test_rows_that_are_none_are_read_from_the_records(row: object, tmp_path: Pat
     assert Store(tmp_path).rows() == expected
 
 
-def test_a_damaged_record_is_told_not_hidden(tmp_path: Path, make_point: MakePoint) -> None:
+def test_a_record_that_cannot_be_read_is_invalid_until_it_can(tmp_path: Path, make_point: MakePoint) -> None:
+    """It stopped every verb. No row of it is kept: a CARAML that is installed later may read it, and its file stays as it is."""
     folder = measured(Store(tmp_path), make_point(), 1.0)
-    (folder / "record.json").write_text("{}")
-    with pytest.raises(InputError, match=r"record\.json"):
-        Store(tmp_path).rows()
+    path = folder / "record.json"
+    whole = path.read_bytes()
+    path.write_text('{"schema_version": 99}')
+    age(tmp_path)
+    for _ in range(2):
+        (row,) = Store(tmp_path).rows()
+        assert (row["status"], row["label"]) == ("invalid", make_point().label)
+        assert str(row["reason"]).startswith(f"cannot be read: points/{folder.parent.name}/1/record.json: schema version 99")
+        assert path.read_text() == '{"schema_version": 99}' and b"cannot be read" not in (tmp_path / FILE).read_bytes()
+    stamp = path.stat()
+    path.write_bytes(whole)
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert [row["status"] for row in Store(tmp_path).rows()] == ["ok"]
 
 
 def test_a_store_that_cannot_be_written_is_read(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,9 @@ from caraml.metrics.model import Metric
 from caraml.results.finish import Failure, death, finish, note_failure, reason_of, skipped
 from caraml.results.record import Record
 from caraml.results.rows import read_table, write_table
-from caraml.results.status import ProgressReader, ProgressWriter
-from caraml.results.store import RECORD, Store, read_record, write_record
+from caraml.results.selector import select
+from caraml.results.status import ProgressReader, ProgressWriter, standings
+from caraml.results.store import RECORD, Listing, Store, read_record, write_record
 from caraml.suite.model import Point
 from tests.conftest import MakePoint
 from tests.stores import remember_suite
@@ -133,12 +134,36 @@ def test_bad_records_are_named(tmp_path: Path, make_point: MakePoint) -> None:
     path = tmp_path / RECORD
     for content in ("", "[]", "{}", "{", '{"schema_version": "x"}'):
         path.write_text(content)
-        with pytest.raises(InputError, match=r"record\.json") as caught:
+        with pytest.raises(InputError, match=r"record\.json"):
             read_record(path)
-        assert caught.value.hint == f"move {tmp_path} away: without it, its point is measured anew"
     path.write_text(json.dumps({"schema_version": 99}))
     with pytest.raises(InputError, match="schema version 99"):
         read_record(path)
+
+
+def test_a_record_that_cannot_be_read_is_the_result_of_its_point(tmp_path: Path, make_point: MakePoint) -> None:
+    store, point = Store(tmp_path), make_point(variant="of nights")
+    for attempt in (1, 2):
+        write_record(store.new_attempt(point), record_of(point, attempt))
+    store.remember(Listing(name="s", points=[(point.key, point.label)]))
+    path = store.points / point.folder_name / "2" / RECORD
+    newer = {**json.loads(path.read_text()), "schema_version": 99, "more": 1}
+    for content, words in (("{", "not a CARAML record"), (json.dumps(newer), "version 99"), (json.dumps({**newer, "point": 1}), "99")):
+        path.write_text(content)
+        for beside in (True, False):
+            known = beside or '"variant"' in content
+            (path.parent / "point.json").write_text(point.model_dump_json() if beside else "{")
+            (found,) = store.records("s")
+            assert found == store.latest(point.key) == store.newest(point.key, 1)[0] == select("s", tmp_path).records()[0]
+            assert (found.key, found.attempt, found.status, found.unreadable) == (point.key, 2, "invalid", True)
+            assert found.point.label == (point.label if known else f"fake key={point.key} b1")
+            assert words in str(found.reason) and "; next step: " in str(found.reason)
+            (one,) = standings(Store(tmp_path), store.current("s")[0])
+            assert (one.state, one.label, one.reason) == ("invalid", point.label, found.reason)
+    assert [record.status for record in store.newest(point.key, 9)] == ["invalid", "ok"], "the earlier one does not stand for it"
+    path.unlink()
+    path.mkdir()
+    assert "next step: have its owner open it" in str(store.records("s")[0].reason)
 
 
 def test_a_suite_lists_its_points_in_order(tmp_path: Path, make_point: MakePoint) -> None:

@@ -316,8 +316,10 @@ def _point(work: WorkRuns, usable: Sequence[Record], numbers: Sequence[CheckedMe
         return CheckedPoint(work.label, verdict, (), tuple(notes), work.keys)
     if not work.newest:
         return CheckedPoint(work.label, "undecided", (), ("not measured, or not to its end, since the baseline was accepted",), work.keys)
+    unknown = any(record.unreadable for record in lost)  # it has numbers, which may be worse than any
     if not good:
-        return CheckedPoint(work.label, "worse", (), (f"no result: {why_not(lost[-1])}",), work.keys, failed=True)
+        text = f"no result: {why_not(lost[-1])}"
+        return CheckedPoint(work.label, "undecided" if unknown else "worse", (), (text,), work.keys, failed=not unknown)
     if lost:
         notes.append(f"{len(lost)} of {len(work.newest)} runs have no result: {why_not(lost[-1])}")
     flagged = [record for record in good if _doubtful(record, work.accepted)]
@@ -327,6 +329,7 @@ def _point(work: WorkRuns, usable: Sequence[Record], numbers: Sequence[CheckedMe
         became = f"left out{others}" if flags == "strict" else "used all the same"
         notes.append(f"{len(flagged)} of {len(good)} runs flagged {names}: {became}")
     verdict = _worst(one.verdict for one in numbers) if usable else "undecided"
+    verdict = _worst([verdict, "undecided"]) if unknown else verdict
     notes += [f"{title_of(one.metric)}: {one.reason}" for one in numbers if one.reason]
     return CheckedPoint(work.label, verdict, tuple(numbers), tuple(notes), work.keys)
 

@@ -24,7 +24,7 @@ from caraml.results import claim
 from caraml.results.finish import finish, kept, reason_of, skipped
 from caraml.results.record import FINAL, Record, Status
 from caraml.results.status import ProgressReader
-from caraml.results.store import POINT, RECORD, Store, attempts, latest_in, read_record
+from caraml.results.store import POINT, RECORD, Store, attempts, latest_in, read_record, record_of
 from caraml.suite.expand import PlannedPoint
 from caraml.suite.model import Point
 from caraml.system.catalogue import GIVEN, LOCAL, given
@@ -130,7 +130,7 @@ def find(store: Store, name: str, me: claim.Runner, launcher: str = "local") -> 
     for number in numbers:
         attempt = folder / str(number)
         if (attempt / RECORD).exists():
-            return FoundAttempt(record=read_record(attempt / RECORD), attempts=numbers[0])
+            return FoundAttempt(record=record_of(attempt / RECORD), attempts=numbers[0])
         if number == numbers[0]:
             found = _take(store, attempt, me, launcher)
             if found is not None:
@@ -149,7 +149,7 @@ def _take(store: Store, attempt: Path, me: claim.Runner, launcher: str) -> Found
     if number and runner != me and not claim.take_over(attempt, number, me):
         return FoundAttempt(busy=claim.holder(attempt)[1] or me)
     if there(attempt / RECORD):  # it ended while we looked
-        return FoundAttempt(record=read_record(attempt / RECORD), attempts=int(attempt.name))
+        return FoundAttempt(record=record_of(attempt / RECORD), attempts=int(attempt.name))
     handle = claim.handle_of(attempt)
     if handle is not None and claim.kind_of(handle) == "print" and launcher != "print":
         handle = None  # its script was printed: whoever starts it later finds the start taken, unless it was started already

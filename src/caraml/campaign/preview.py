@@ -96,7 +96,7 @@ def preview(campaign: Campaign) -> Preview:
         if planned.skip is not None:
             action, reason = "skip", planned.skip
         elif record is not None and not campaign.again and accepted(record, planned):
-            action, reason = "known", f"{record.status}, attempt {record.attempt}"
+            action, reason = "known", str(record.reason) if record.unreadable else f"{record.status}, attempt {record.attempt}"
         else:
             action, reason = "run", None if record is None else f"again: {record.status}"
         points.append(PointPlan(point, planned.key, action, reason, shortest(point), runtimes.get(point.workload)))

@@ -364,6 +364,8 @@ class CampaignRun:
 
     def _done(self, work: PointTask, record: Record, running: RunningPoint | None = None, *, reused: bool | None = None) -> None:
         """A point has its record: from what was ``running``, or else one that it had before, unless ``reused`` says otherwise."""
+        if record.unreadable:  # a campaign knows its point
+            record = record.model_copy(update={"point": work.point})
         # Of very many records only the summary_record stays in memory; the store has the rest.
         self._records[work.index] = record if self._total <= _MANY else attempt.summary_record(work, record)
         self.store.index.note(work.name, record)

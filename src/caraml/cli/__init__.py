@@ -4,7 +4,7 @@ inside it, so that help is instant."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from caraml import __version__
 from caraml.base.errors import InputError, nearest, unknown_name
-from caraml.base.format import printable
+from caraml.base.format import count, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -71,6 +71,8 @@ app.add_typer(data_app, name="data")
 
 _ENDLESS = 100_000
 """Columns of what is no terminal."""
+_TOLD = 5
+"""Records that cannot be read of which each is told."""
 MoreTags = Annotated[list[str] | None, typer.Argument(metavar="[TAG]...", help="More words after --tag, as JUBE takes them.")]
 Out = Annotated[Path, typer.Option("--out", envvar="CARAML_RESULTS", help="Folder of the results.")]
 RESULTS = Path("caraml-results")
@@ -152,10 +154,23 @@ def _in_whole_lines(renderable: RenderableType) -> RenderableType:
 def chosen(name: str | None, out: Path) -> Selection:
     """The results that a name stands for, everything below ``out`` without one; none at all is an error, since an empty table explains
     nothing."""
+    from caraml.results.rows import unreadable
     from caraml.results.selector import select
 
     found = select(name, out)
-    if not (found.rows() if name is None else found.points):
+    rows = found.rows()
+    if not (rows if name is None else found.points):
         where = f"no results below {found.store.root}" if not found.listings else f"{name} has no result below {found.store.root}"
         raise InputError(where, "caraml run quick, or --out FOLDER for results elsewhere")
+    tell_unreadable([str(row["reason"]) for row in rows if unreadable(row)])
     return found
+
+
+def tell_unreadable(reasons: Sequence[str], so: str = "taken as invalid") -> None:
+    """Say on standard error which records cannot be read, why, and what to do; ``so`` is what that means here."""
+    from caraml.results.rows import UNREADABLE
+
+    if reasons:
+        told = [reason.removeprefix(UNREADABLE) for reason in reasons[:_TOLD]]
+        more = [f"and {len(reasons) - _TOLD:,} more"] if len(reasons) > _TOLD else []
+        say("\n  ".join([f"caraml: {count(len(reasons), 'record')} cannot be read, {so}:", *told, *more]), err=True)

@@ -12,7 +12,7 @@ import typer
 
 from caraml.base.errors import ExitCode, InputError
 from caraml.base.files import owned, writable
-from caraml.cli import NAMES, RESULTS, Out, What, app, chosen, console, one_of, say
+from caraml.cli import NAMES, RESULTS, Out, What, app, chosen, console, one_of, say, tell_unreadable
 
 if TYPE_CHECKING:
     from caraml.report.section import Section
@@ -170,10 +170,13 @@ def compare(  # noqa: PLR0917  -- typer reads the signature
     from caraml.report.comparison import comparison_sections, gate_lines
 
     gate = parse_gate(fail_if) if fail_if is not None else None
-    found = compared(*sides(a, b, out), metric or (), same_within / 100)
+    both = sides(a, b, out)
+    unread = [str(record.reason) for side in both for record in side.records if record.unreadable]
+    tell_unreadable(unread)
+    found = compared(*both, metric or (), same_within / 100)
     _print(comparison_sections(found, everything), markdown)
     if gate is not None:
-        lines, failed = gate_lines(gate, found)
+        lines, failed = gate_lines(gate, found, unread)
         for line in lines:
             say(line)
         raise typer.Exit(ExitCode.POINTS_FAILED if failed else ExitCode.OK)

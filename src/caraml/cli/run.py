@@ -13,7 +13,7 @@ import typer
 
 from caraml.base.errors import ExitCode, InputError, UnknownNameError, unknown_name
 from caraml.base.format import count
-from caraml.cli import NAMES, RESULTS, MoreTags, Out, What, app, console, say
+from caraml.cli import NAMES, RESULTS, MoreTags, Out, What, app, console, say, tell_unreadable
 
 if TYPE_CHECKING:
     from caraml.engine.memory import Planned
@@ -311,6 +311,9 @@ def archive(
 
     done = pack(out, suite, file)
     say(f"{file}: {count(done.records, 'record')}, {count(done.files, 'file')}, {count(done.bytes, 'byte')}")
+    if done.left_out:
+        tell_unreadable(done.left_out, "not in the archive")
+        raise typer.Exit(ExitCode.POINTS_FAILED)
 
 
 _TABLES = (".csv", ".tsv", ".dat", ".txt", ".md")

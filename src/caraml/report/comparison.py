@@ -122,11 +122,12 @@ def _change_notes(comparison: Comparison, hidden: int) -> Iterable[str]:
     )
 
 
-def gate_lines(gate: Gate, comparison: Comparison) -> tuple[list[str], bool]:
-    """What ``--fail-if`` found, a line each, and whether the comparison fails."""
+def gate_lines(gate: Gate, comparison: Comparison, unread: Sequence[str] = ()) -> tuple[list[str], bool]:
+    """What ``--fail-if`` found, a line each, and whether the comparison fails: also where records are ``unread``, whatever they hold."""
     what = f"worse by {100 * gate.least:g} % or more" if gate.least else "worse"
     failures = [f"failed: {pair.name}: {title_of(one.metric)} {change(one.ratio)}" for pair, one in gate.failures(comparison)]
     failures += [f"failed: no result in B: {text}" for text in gate.lost(comparison)]
+    failures += [f"failed: {reason}" for reason in unread]
     lines = failures or [f"passed: nothing is shown to be {what}"]
     blind = [one for _, one in gate.blind(comparison)]
     if blind:

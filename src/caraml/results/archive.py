@@ -33,9 +33,9 @@ from caraml.base.limits import RECORD as RECORD_BYTES
 from caraml.base.packed import zip_of
 from caraml.results.claim import CLAIM, HANDLE
 from caraml.results.record import Record
-from caraml.results.rows import recorded, write_parquet
+from caraml.results.rows import recorded, unreadable, write_parquet
 from caraml.results.selector import Selection, select
-from caraml.results.store import POINT, RECORD, Listing, Store, attempts, read_listing, read_record
+from caraml.results.store import POINT, RECORD, Listing, Store, attempts, read_listing, read_record, record_of
 
 MANIFEST, ROWS = "manifest.json", "records.parquet"
 _MEMBER = re.compile(r"points/([A-Za-z0-9_][A-Za-z0-9_.-]{0,99}-[0-9a-f]{16})/([1-9][0-9]{0,8})/([A-Za-z0-9_][A-Za-z0-9._-]{0,99})")
@@ -71,6 +71,8 @@ class Done:
     """Records that the store had already."""
     ahead: int = 0
     """Records of an archive at points that the store had: they are the newest attempts there."""
+    left_out: list[str] = field(default_factory=list)
+    """Why records were not packed."""
     columns: dict[str, list[str]] = field(default_factory=dict)
     """Of a table: its columns by what they were taken for."""
 
@@ -92,14 +94,14 @@ def pack(root: Path, name: str, path: Path) -> Done:
         tempfile.TemporaryDirectory() as scratch,
     ):
         table = Path(scratch) / ROWS
-        write_parquet(rows, table)
+        write_parquet((row for row in rows if not unreadable(row)), table)
         files[ROWS] = _add(archive, ROWS, table.parent)
         listings = _listings(found)
         make_folder(Path(scratch) / "suites")
         for member, listing in listings.items():
             write_file(Path(scratch) / member, listing.to_json(), sync="none")
             files[member] = _add(archive, member, Path(scratch))
-        for member in _files(found, {key for listing in listings.values() for key, _ in listing.points}):
+        for member in _files(found, {key for listing in listings.values() for key, _ in listing.points}, done):
             files[member] = _add(archive, member, store.root)
             if len(files) >= MEMBERS:
                 raise too_large(store.root, len(files), MEMBERS - 1, "files of this suite", "packed into one archive")
@@ -126,14 +128,18 @@ def _whole(found: Selection) -> bool:
     return all(point.attempt is None for point in found.points)
 
 
-def _files(found: Selection, keys: Collection[str]) -> Iterator[str]:
-    """Names below the store of every plain file of the attempts that have a record. Claims and handles mean nothing elsewhere."""
+def _files(found: Selection, keys: Collection[str], done: Done) -> Iterator[str]:
+    """Names below the store of every plain file of the attempts that have a record. Claims and handles mean nothing elsewhere, and with a
+    record that cannot be read nobody could read the archive: those are noted."""
     store = found.store
     chosen = None if _whole(found) else {(point.key, point.attempt) for point in found.points}
     for key, name in sorted(store.names().items(), key=lambda item: item[1]):
         folder = store.points / name
         for number in sorted(recorded(folder)) if key in keys else ():
             if chosen is not None and (key, number) not in chosen:
+                continue
+            if (record := record_of(folder / str(number) / RECORD)).unreadable:
+                done.left_out.append(str(record.reason))
                 continue
             for path in sorted((folder / str(number)).iterdir()):
                 member = f"points/{name}/{number}/{path.name}"
@@ -307,7 +313,7 @@ def _place(unpacked: Path, folder: Path, places: Mapping[Path, Path]) -> Path:
     there = {number: folder / str(number) for number in attempts(folder)}
     numbers = there | {int(target.name): source for target, source in places.items() if target.parent == folder}
     for number, path in numbers.items():
-        if (path / RECORD).exists() and read_record(path / RECORD).model_copy(update={"attempt": record.attempt}) == record:
+        if (path / RECORD).exists() and record_of(path / RECORD).model_copy(update={"attempt": record.attempt}) == record:
             return folder / str(number)
     number = record.attempt if record.attempt not in numbers and 0 < record.attempt <= NUMBER_KEPT else max(numbers, default=0) + 1
     if number != record.attempt:

@@ -225,7 +225,7 @@ def _known(store: Store, suite: str, rows: list[TableRow]) -> dict[int, Record]:
     """
     listed = {key for listing in store.rounds(suite) for key, _ in listing.points}
     keys = [key for key, name in store.names().items() if name.partition("-")[0].partition("_")[0] == IMPORTED]
-    newest = (record for key in keys for record in store.newest(key, 1) if record.point.suite == suite or key in listed)
+    newest = (one for key in keys for one in store.newest(key, 1) if not one.unreadable and (one.point.suite == suite or key in listed))
     there: dict[str, list[Record]] = {}
     for record in sorted(newest, key=lambda record: record.point.repeat):
         digest = record.environment.get("row")

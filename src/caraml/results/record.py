@@ -16,6 +16,7 @@ from caraml.base import limits
 from caraml.metrics.energy import ENERGY_METRICS
 from caraml.metrics.model import Bandwidth, Facts, FiniteModel, Metric, OwnMetric, Peak, Phase, Window
 from caraml.power.model import WindowEnergy
+from caraml.results.rows import UNREADABLE
 from caraml.suite.model import OWN_LOOP, Point
 
 SCHEMA_VERSION = 1
@@ -33,7 +34,8 @@ STATUSES: dict[Status, str] = {
     "oom": "the work does not fit into the memory of a device or of the host",
     "timeout": "the point took longer than `measure.timeout_seconds` or its job's time limit",
     "failed": "the work ended with an error; `reason` and `traceback` say which",
-    "invalid": "the work ended, and its numbers cannot be used: the loss became NaN, or a program's metric was not found",
+    "invalid": "the work ended, and its numbers cannot be used: the loss became NaN, a program's metric was not "
+    "found, or its record is damaged or newer than this CARAML",
     "skipped": "the point cannot run on this machine, and was not started",
     "lost": "the job is gone and left no record: a node failed, or somebody ended it",
 }
@@ -180,6 +182,11 @@ class Record(FiniteModel):
         why = self.reason or ""
         broken_off = self.point.workload == OWN_LOOP and _BROKEN_OFF.match(why) is not None
         return self.status == "failed" and (broken_off or why.startswith((STOPPED, CANCELLED)))
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether it only stands for a record that this CARAML cannot read."""
+        return self.status == "invalid" and (self.reason or "").startswith(UNREADABLE)
 
     def value(self, metric: str) -> float | None:
         """Value of a metric, or ``None`` if it is missing or unknown."""

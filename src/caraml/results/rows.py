@@ -60,8 +60,15 @@ _OF_POINT = (
 _GUESSED = frozenset({"mode", "precision", "compile", "global_batch", "micro_batch", "accumulation", "seed"})
 """Columns that are null where nobody stated them: a point has some value there."""
 _OF_RECORD = ("key", "attempt", "status", "item", "started_at", "schema_version", "method_version")
+UNREADABLE = "cannot be read: "
+"""How the reasons begin of records that only stand for one that this CARAML cannot read."""
 ALWAYS = frozenset({*_OF_POINT, *_OF_RECORD, "flags"})
 """Columns that every row has."""
+
+
+def unreadable(row: Mapping[str, Scalar]) -> bool:
+    """Whether a row only stands for a record that cannot be read: the file may be mended, or CARAML renewed, so it is never kept."""
+    return row["status"] == "invalid" and str(row.get("reason")).startswith(UNREADABLE)
 
 
 def row_of(record: Record) -> dict[str, Scalar]:
@@ -183,7 +190,8 @@ class Index:
 
     def note(self, name: str, record: Record) -> None:
         """Take up a record of an attempt that this process has seen to its end: nobody makes a newer one in the same instant."""
-        self.entries[name] = IndexEntry(record.attempt, self._stamp(name, record.attempt), True, row_of(record))
+        row = row_of(record)
+        self.entries[name] = IndexEntry(record.attempt, self._stamp(name, record.attempt), not unreadable(row), row)
         self._dirty = True
 
     def refresh(self) -> None:
@@ -208,6 +216,8 @@ class Index:
         with suppress(OSError), replacing(self._root / FILE, sync="none") as file:
             file.write(to_json({"caraml_index": _VERSION}) + b"\n")
             for name, entry in self.entries.items():
+                if unreadable(entry.row):
+                    continue
                 file.write(to_json((name, entry.attempt, entry.stamp, entry.certain, entry.row)) + b"\n")
             self._dirty = False
 
@@ -231,10 +241,11 @@ class Index:
                 continue
             # An attempt that is under way may bring a newer record, in a folder whose time is not looked at.
             certain = attempt == numbers[0] and stamp[0] < time.time_ns() - _RACY_NS
-            if known is not None and (known.attempt, known.stamp[1:]) == (attempt, stamp[1:]):
+            if known is not None and (known.attempt, known.stamp[1:]) == (attempt, stamp[1:]) and not unreadable(known.row):
                 row = known.row
             else:
                 row = row_of(self._read(self._points / name / str(attempt) / RECORD))
+            certain &= not unreadable(row)
             self._dirty |= known is None or (attempt, stamp, certain) != (known.attempt, known.stamp, known.certain)
             self.entries[name] = IndexEntry(attempt, stamp, certain, row)
             return

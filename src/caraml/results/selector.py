@@ -17,7 +17,7 @@ from caraml.base.format import some
 from caraml.base.limits import LOG_END, tail
 from caraml.results.rows import Scalar, recorded, row_of
 from caraml.results.status import TO_DO, UNHAPPY, standings
-from caraml.results.store import RECORD, Listing, Store, attempts, command_of, read_record
+from caraml.results.store import RECORD, Listing, Store, attempts, command_of, read_record, record_of
 
 if TYPE_CHECKING:
     from caraml.results.record import Record
@@ -77,7 +77,7 @@ class Selection:
             if entry is not None and point.attempt in (None, entry.attempt):
                 found.append(entry.row)
             elif point.attempt:
-                found.append(row_of(read_record(self.store.points / names[point.key] / str(point.attempt) / RECORD)))
+                found.append(row_of(record_of(self.store.points / names[point.key] / str(point.attempt) / RECORD)))
         return found
 
     def records(self) -> list[Record]:
@@ -88,7 +88,7 @@ class Selection:
         for point in self.points:
             folder = self.store.points / names.get(point.key, point.key)
             number = newest(folder, 0, None) if point.attempt is None else point.attempt
-            found += [read_record(folder / str(number) / RECORD)] if number else []
+            found += [record_of(folder / str(number) / RECORD)] if number else []
         return found
 
     def every_attempt(self) -> list[Record]:
@@ -100,7 +100,7 @@ class Selection:
         names = self.store.names()
         folders = [self.store.points / names[key] for key in keys or [point.key for point in self.points] if key in names]
         paths = (folder / str(number) / RECORD for folder in folders for number in reversed(list(recorded(folder))))
-        return [read_record(path) for path in paths]
+        return [record_of(path) for path in paths]
 
     def only(self) -> SelectedPoint:
         """The one point that is named. Raises ``InputError`` when there are several, with their keys."""

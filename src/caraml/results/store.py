@@ -21,19 +21,18 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from caraml.base.errors import NEWER, EnvironmentUnfitError, InputError, in_a_line
+from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line
 from caraml.base.files import intruder, make_folder, new_folder_beside, trusting, who_else, write_file, write_new
-from caraml.base.limits import LISTING, NAME, counted, is_measurable, read_json, too_large
-from caraml.base.limits import RECORD as RECORD_BYTES
+from caraml.base.limits import LISTING, read_json
+from caraml.results.reading import POINT, read_record, record_of, see_readable
 from caraml.results.rows import RECORD, Index, Scalar, attempts, recorded
 from caraml.system.variables import digest, forget
 
@@ -41,15 +40,12 @@ if TYPE_CHECKING:  # building these models takes longer than listing ten thousan
     from caraml.results.record import Record
     from caraml.suite.model import Point
 
-__all__ = ["RECORD", "Listing", "Store", "attempts", "read_listing", "read_record", "see_readable", "write_record"]
+__all__ = ["POINT", "RECORD", "Listing", "Store", "attempts", "read_listing", "read_record", "record_of", "see_readable", "write_record"]
 
-POINT = "point.json"
 ROOM = ".room"
 """File of no worth in the folder of an attempt under way: it keeps room on the disk for the record, and for what comes before it."""
 JOURNAL = "so_far.bin"
 """What a worker has measured so far (see :mod:`caraml.results.journal`), until there is a record."""
-_MANY = 1000
-"""Objects in a record above which it is looked at twice."""
 _AGAIN = "run the suite again: what has a result is not measured twice"
 
 
@@ -146,7 +142,7 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.points = root / "points"
-        self.index = Index(root, read_record)
+        self.index = Index(root, record_of)
         self._known_names: dict[str, str] = {}
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -233,10 +229,10 @@ class Store:
         return None if folder is None else latest_in(folder)
 
     def newest(self, key: str, most: int | None, until: int | None = None) -> list[Record]:
-        """The newest whole records of a point, the newest first, up to attempt ``until`` if that is given; without those that are damaged
-        and attempts that somebody ended."""
+        """The newest whole records of a point, the newest first, up to attempt ``until`` if that is given; without attempts that somebody
+        ended."""
         folder = self._folder_of(key)
-        found = () if folder is None else _readable_in(folder)
+        found = () if folder is None else (record_of(folder / str(number) / RECORD) for number in recorded(folder))
         counted = (record for record in found if not record.ended_by_hand and (until is None or record.attempt <= until))
         return list(islice(counted, most))
 
@@ -332,13 +328,7 @@ def _not_ours(root: Path, place: str, who: str) -> InputError:
 
 def latest_in(folder: Path) -> Record | None:
     """The newest whole record in a point's folder, or ``None``."""
-    return next((read_record(folder / str(number) / RECORD) for number in recorded(folder)), None)
-
-
-def _readable_in(folder: Path) -> Iterator[Record]:
-    for number in recorded(folder):
-        with suppress(InputError, OSError):
-            yield read_record(folder / str(number) / RECORD)
+    return next((record_of(folder / str(number) / RECORD) for number in recorded(folder)), None)
 
 
 def write_record(folder: Path, record: Record) -> None:
@@ -347,69 +337,3 @@ def write_record(folder: Path, record: Record) -> None:
     (folder / ROOM).unlink(missing_ok=True)
     write_file(folder / RECORD, record.model_dump_json(indent=1))
     forget(folder)
-
-
-@lru_cache(maxsize=1)
-def _channels() -> TypeAdapter[Any]:
-    from caraml.power.model import ChannelEnergy
-
-    return TypeAdapter(Annotated[list[ChannelEnergy], FailFast()])
-
-
-def _look_at_channels(record: dict[str, Any]) -> None:
-    """Raise ``ValidationError`` for the first wrong channel of an energy: the model would tell all faults of all, in gigabytes."""
-    nodes = record.get("nodes")
-    for part in (record, *(nodes if isinstance(nodes, list) else [])):
-        for name in ("energy", "idle") if isinstance(part, dict) else ():
-            energy = part.get(name)
-            if isinstance(energy, dict):
-                _channels().validate_python(energy.get("channels", []))
-
-
-def _number(text: str) -> float:
-    """A number of a record. Raises ``ValueError`` for one whose products or inverse are none."""
-    value = float(text)
-    if not is_measurable(value):
-        raise ValueError(f"found {text:.40}, which nobody measured")
-    return value
-
-
-def _refuse_long_names(record: Record, path: Path | str) -> None:
-    """Raise ``InputError`` for names that fill tables and pages."""
-    point = record.point
-    units = (word for name, metric in record.metrics.items() for word in (name, metric.unit))
-    longest = max(map(len, (point.label, point.suite, point.system, point.device, point.software, record.item, record.started_at, *units)))
-    if longest > NAME:
-        raise too_large(path, longest, NAME, "characters of a name")
-
-
-def read_record(path: Path) -> Record:
-    """Read one record. Raises ``InputError`` for a file that is not a record, or one written by a newer CARAML."""
-    return _parsed(read_json(path, RECORD_BYTES), path)
-
-
-def see_readable(record: Record, name: str) -> None:
-    """Raise ``InputError``, which begins with ``name``, for a record that :func:`read_record` would refuse once it is written."""
-    text = record.model_dump_json(indent=1).encode()
-    if len(text) > RECORD_BYTES:
-        raise too_large(name, len(text), RECORD_BYTES)
-    _parsed(counted(text, name), name)
-
-
-def _parsed(text: bytes, path: Path | str) -> Record:
-    from caraml.results.record import SCHEMA_VERSION, Record
-
-    try:
-        content = json.loads(text, parse_float=_number)
-        found = content.get("schema_version")
-        if isinstance(found, int) and found > SCHEMA_VERSION:
-            raise InputError(f"{path}: schema version {found}, this CARAML reads up to {SCHEMA_VERSION}", NEWER)
-        if text.count(b"{") > _MANY:
-            _look_at_channels(content)
-        del content
-        record = Record.model_validate_json(text)
-        _refuse_long_names(record, path)
-        return record
-    except (ValidationError, ValueError, AttributeError, RecursionError) as error:
-        hint = f"move {Path(path).parent} away: without it, its point is measured anew" if Path(path).name == RECORD else None
-        raise InputError(f"{path}: not a CARAML record: {in_a_line(error)}", hint) from error
