@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import sys
 from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -56,6 +58,23 @@ def test_plan_notes_input_that_is_not_here_once_and_refuses_nothing(tmp_path: Pa
     code, text = planned(tmp_path, workload, f'{{ {name} = "gone/x"{others} }}')
     assert code == 0 and "2 to run" in text
     assert text.count(f"params.{name}: {tmp_path}/gone/x is not here, and is needed where the points run") == 1
+
+
+def test_plan_says_that_a_run_will_refuse_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It planned into folders from which nothing is started, that nobody may write to, or that are full."""
+    out = tmp_path / "results"
+    assert planned(tmp_path, "radiation_emulation", "{ }")[0] == 0 and not out.exists()
+    out.mkdir()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0))
+    code, text = planned(tmp_path, "radiation_emulation", "{ }")
+    assert code == 2 and f"refused: {out}: found 0 bytes free" in text
+    usual = os.access
+    monkeypatch.setattr("os.access", lambda path, mode, **rest: mode == os.R_OK or (path != out and usual(path, mode, **rest)))
+    code, text = planned(tmp_path, "radiation_emulation", "{ }")
+    assert code == 2 and f"refused: {out}: you may not write to it" in text
+    out.chmod(0o777)
+    code, text = planned(tmp_path, "radiation_emulation", "{ }")
+    assert code == 2 and f"refused: {out}: nothing is started from here" in text and list(out.iterdir()) == []
 
 
 def test_plan_refuses_a_path_that_no_system_can_look_at(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from caraml.launch import Job
 from caraml.launch.launchers import LocalLauncher
 from caraml.launch.script import command_of, environment_of
-from caraml.results.finish import LOG
+from caraml.results.claim import GATE, LOG, STARTED
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Knobs
 from caraml.system.model import DeviceKind, Site, Software
@@ -60,6 +60,15 @@ def test_a_script_has_no_file_of_what_started_the_campaign(tmp_path: Path, brief
     (tmp_path / "go").touch()
     assert wait(launcher, handle) == 0
     os.close(reading)
+
+
+def test_nobody_else_writes_to_what_a_record_is_made_of(tmp_path: Path) -> None:
+    """Of a program the log has the numbers and `started` the times: with umask 002 all of a group could change them."""
+    text = f"cd {tmp_path}\numask 002\n{GATE}umask >mask\necho words >>{LOG}\nexit 7"
+    launcher = LocalLauncher()
+    assert wait(launcher, *launcher.submit([job(tmp_path, text)])) == 7
+    modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in (STARTED, LOG, "mask")}
+    assert modes == {STARTED: 0o644, LOG: 0o644, "mask": 0o664} and (tmp_path / "mask").read_text() == "0002\n", "the program has its own"
 
 
 def test_cancelling_ends_the_whole_group(tmp_path: Path) -> None:

@@ -83,9 +83,14 @@ def test_a_report_on_results_that_cannot_be_written_goes_into_this_folder(
     monkeypatch.setattr("caraml.cli.results.writable", lambda folder: folder != out)
     assert f"{out} cannot be written: the report goes into {tmp_path}" in caraml("report", "quick", "--format", "csv", "--out", out)
     assert Path("quick.csv").is_file()
+    for name in ("quick.md", "quick-figures/"):
+        (Path(name).mkdir if name.endswith("/") else Path(name).touch)()
+        with pytest.raises(InputError, match=rf"this folder has {name.strip('/')} already: (.|\n)*caraml report --to {name.strip('/')}"):
+            caraml("report", "quick", "--format", "svg" if name.endswith("/") else "md", "--out", out)
+        assert Path(name).is_dir() or Path(name).read_bytes() == b"", "nobody says that it is CARAML's"
     monkeypatch.setattr("caraml.cli.results.writable", lambda folder: False)
-    with pytest.raises(InputError, match=r"this folder cannot be written: nothing(.|\n)*--to FILE"):
-        caraml("report", "quick", "--format", "csv", "--out", out)
+    with pytest.raises(InputError, match=r"this folder cannot be written: nothing(.|\n)*--to quick.html"):
+        caraml("report", "quick", "--out", out)
 
 
 def test_an_option_that_a_verb_does_not_have_is_told_with_those_that_it_has() -> None:

@@ -106,7 +106,8 @@ def preview(campaign: Campaign) -> Preview:
     unknown = dict.fromkeys(sentence for planned in chosen for sentence in lacking(campaign, planned))
     site, options = campaign.system.site, campaign.options
     absent, unlike = _inputs(campaign, to_run)
-    objections = [*unknown, *unlike, *refused]
+    unfit = campaign.store.unfit(disk)
+    objections = [*([unfit] if unfit is not None else []), *unknown, *unlike, *refused]
     notes = beforehand(site, options.launcher) if to_run else []
     notes += absent
     notes += [f"includes {path}" for path in campaign.suite.included]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -103,34 +104,35 @@ def report(
         raise InputError("--port is for --serve", "caraml report --serve --port 8000")
     found = chosen(what, out)
     store, records, title, name = found.store, found.records(), found.title, found.slug
-    beside = to or _place(out)
-    if format in ("pdf", "png", "svg"):
+    figures = format in ("pdf", "png", "svg")
+    place = to or _place(out, f"{name}-figures" if figures else f"{name}.{format}")
+    if figures:
         from caraml.base.format import count
         from caraml.report.document import write_figures
 
-        written = write_figures(store, records, to or beside / f"{name}-figures", format)
+        written = write_figures(store, records, place, format)
         say(f"{count(len(written), 'figure')} in {written[0].parent}")
         return
     from caraml.base.files import make_folder, write_file
     from caraml.report.document import csv_text, markdown
     from caraml.report.page import page
 
-    path = to or beside / f"{name}.{format}"
-    make_folder(path.parent)
+    make_folder(place.parent)
     texts = {"html": partial(page, store, records, title), "md": partial(markdown, store, records, title)}
-    write_file(path, texts.get(format, partial(csv_text, records))())
-    say(path)
+    write_file(place, texts.get(format, partial(csv_text, records))())
+    say(place)
 
 
-def _place(out: Path) -> Path:
-    """Folder of a report that nobody gave a place: that of the results, or this one where they are somebody else's or cannot be written."""
+def _place(out: Path, name: str) -> Path:
+    """Place of a report that nobody gave one: among the results, or here where they are somebody else's or cannot be written. Raises
+    ``InputError`` where there is one of its name here: it need not be CARAML's."""
     here = Path()
     if (why := _closed(out)) is None:
-        return out
-    if also := _closed(here):
-        raise InputError(f"{out} {why}, and this folder {also}: nothing is written unasked", "caraml report --to FILE")
+        return out / name
+    if also := f"has {name} already" if Path(name).exists() else _closed(here):
+        raise InputError(f"{out} {why}, and this folder {also}: nothing is written unasked", f"caraml report --to {shlex.quote(name)}")
     say(f"{out} {why}: the report goes into {here.absolute()}", err=True)
-    return here
+    return here / name
 
 
 def _closed(folder: Path) -> str | None:

@@ -26,6 +26,7 @@ from caraml.base.plugins import Plugin, plugins
 CLAIM = "claim."
 STARTED = "started"
 HANDLE = "handle"
+LOG = "worker.log"
 RUNNERS = "runners"
 WITHDRAWN = "withdrawn"
 _LONGEST_NUMBER = 10
@@ -48,6 +49,8 @@ which nothing can be an option, a path or a command."""
 GATE = f"""\
 # An attempt starts once. A runner that lost sight of it may have taken the start away.
 read -r -a _self </proc/$$/stat
+_mask=$(umask)
+umask go-w  # who writes to these files decides what the record says
 set -C
 _job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
 _job=${{_job:-${{SLURM_JOB_ID:--}}}}
@@ -58,6 +61,8 @@ if ! echo "$$ ${{_self[21]}} $_host $_job" 2>/dev/null >{STARTED} &&
   exit 75
 fi
 set +C
+: >>{LOG}
+umask "$_mask"
 """
 """Shell lines for the head of a point's script, in the attempt's folder."""
 

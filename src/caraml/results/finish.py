@@ -27,6 +27,7 @@ from caraml.base.limits import tail as tail_of
 from caraml.base.toml import FrozenModel
 from caraml.metrics.model import Phase
 from caraml.results import journal
+from caraml.results.claim import LOG
 from caraml.results.record import Profile, Record, Status
 from caraml.results.store import JOURNAL, RECORD, ROOM, read_record, write_record
 from caraml.suite.model import Point
@@ -35,7 +36,6 @@ from caraml.system.host import oom_kills
 from caraml.system.variables import forget
 
 FAILURE = "failure.json"
-LOG = "worker.log"
 MEASURED = "measured.json"
 """The record of a worker that has measured and still validates, saves or traces: the attempt's, if the worker ends before it is done."""
 NOT_DONE = "the worker ended before it was done"

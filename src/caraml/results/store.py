@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line
-from caraml.base.files import intruder, make_folder, new_folder_beside, trusting, who_else, write_file, write_new
+from caraml.base.files import intruder, make_folder, nearest_folder, new_folder_beside, trusting, who_else, write_file, write_new
 from caraml.base.limits import LISTING, read_json
 from caraml.results.reading import POINT, read_record, record_of, see_readable
 from caraml.results.rows import RECORD, Index, Scalar, attempts, recorded
@@ -153,12 +153,28 @@ class Store:
         Raises:
             InputError: somebody else could put another script in the place of one.
         """
-        found = intruder(self.root)
-        if found is None:
+        if intruder(self.root) is None:
             make_folder(self.points)
-            found = intruder(self.root) or _intruder_inside(self.root) or _intruder_inside(self.points)
-        if found is not None:
+        if (found := self._intruder()) is not None:
             raise _not_ours(self.root, *found)
+
+    def unfit(self, size: float | None) -> str | None:
+        """Why nothing can be started from the folder, or ``size`` bytes have no room in it, as far as is known without writing to it."""
+        place = nearest_folder(self.points)
+        try:
+            if (found := self._intruder()) is not None:
+                return _not_ours(self.root, *found).line
+            if not os.access(place, os.W_OK | os.X_OK):
+                return f"{place}: you may not write to it; next step: --out FOLDER"
+            free = shutil.disk_usage(place).free
+        except OSError as error:
+            return f"{error.filename or place}: {error.strerror}"
+        return f"{place}: found {free:,} bytes free, expected {size or 1:,.0f}" if free < (size or 1) else None
+
+    def _intruder(self) -> tuple[str, str] | None:
+        """As ``intruder`` for the folder and what is in it, as far as it is there."""
+        folders = [folder for folder in (self.root, self.points) if folder.is_dir()]
+        return intruder(self.root) or next(filter(None, map(_intruder_inside, folders)), None)
 
     def new_attempt(self, point: Point, files: Callable[[Path], Mapping[str, str]] | None = None) -> Path:
         """Make and return the folder of a new attempt at ``point``, with ``files`` as in :meth:`claim_attempt`."""
