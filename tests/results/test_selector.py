@@ -6,9 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import caraml
 from caraml.base.errors import InputError
+from caraml.cli import app
 from caraml.metrics.model import Metric
 from caraml.report.progress import listings
 from caraml.results.archive import pack, unpack
@@ -58,6 +60,17 @@ def lab(tmp_path: Path, make_point: MakePoint) -> Lab:
     lab.run(lab.point(16), settings=["global_batch=16"], asked_at="2026-11-21T10:00:00+01:00", tags=["wide"])
     lab.run(lab.point(4), lab.point(8), again=True, asked_at="2026-11-22T10:00:00+01:00", tags=["nightly"])
     return lab
+
+
+def test_a_folder_that_is_not_there_is_told_with_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "results" / "points").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for out in (str(tmp_path / "resutls"), "~/resutls"):  # which no shell has replaced, as in --out=~/resutls
+        for words in (["results"], ["results", "quick"], ["status"]):
+            done = CliRunner().invoke(app, [*words, "--out", out])
+            assert isinstance(done.exception, InputError) and done.exception.hint == f"did you mean --out {tmp_path}/results?"
+    done = CliRunner().invoke(app, ["results", "--out", "~nobody-of-this-name/x"])
+    assert "nobody knows which folder ~nobody-of-this-name is" in str(done.exception)
 
 
 def test_a_setting_makes_a_variant_beside_the_suite(lab: Lab) -> None:

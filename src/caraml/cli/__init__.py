@@ -74,7 +74,17 @@ _ENDLESS = 100_000
 _TOLD = 5
 """Records that cannot be read of which each is told."""
 MoreTags = Annotated[list[str] | None, typer.Argument(metavar="[TAG]...", help="More words after --tag, as JUBE takes them.")]
-Out = Annotated[Path, typer.Option("--out", envvar="CARAML_RESULTS", help="Folder of the results.")]
+
+
+def unfolded(path: Path) -> Path:
+    """A path whose ``~`` no shell has replaced, as in ``--out=~/results``: as it is it would be a folder of that name in this one."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise InputError(f"--out {path}: nobody knows which folder {path.parts[0]} is", "--out FOLDER, a whole path") from None
+
+
+Out = Annotated[Path, typer.Option("--out", envvar="CARAML_RESULTS", callback=unfolded, help="Folder of the results.")]
 RESULTS = Path("caraml-results")
 NAMES = "suite, SUITE@ROUND, tag, point (key or label), folder or record file"
 """What a verb takes; docs/names.md describes it."""
@@ -155,13 +165,12 @@ def chosen(name: str | None, out: Path) -> Selection:
     """The results that a name stands for, everything below ``out`` without one; none at all is an error, since an empty table explains
     nothing."""
     from caraml.results.rows import unreadable
-    from caraml.results.selector import select
+    from caraml.results.selector import elsewhere, select
 
     found = select(name, out)
-    rows = found.rows()
+    root, rows = found.store.root, found.indexed()
     if not (rows if name is None else found.points):
-        where = f"no results below {found.store.root}" if not found.listings else f"{name} has no result below {found.store.root}"
-        raise InputError(where, "caraml run quick, or --out FOLDER for results elsewhere")
+        raise InputError(f"no results below {root}" if not found.listings else f"{name} has no result below {root}", elsewhere(root))
     tell_unreadable([str(row["reason"]) for row in rows if unreadable(row)])
     return found
 

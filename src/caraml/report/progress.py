@@ -20,7 +20,7 @@ from caraml.base.format import count, human, percent, printable, seconds_text
 from caraml.results.claim import job_of, kind_of
 from caraml.results.record import Record
 from caraml.results.rows import Scalar
-from caraml.results.selector import SelectedPoint, select
+from caraml.results.selector import SelectedPoint, elsewhere, select
 from caraml.results.status import OPEN, TO_DO, ProgressLine, Standing, finished, standings, summary
 from caraml.results.store import RECORD, Listing, Store, read_record
 from caraml.suite.model import Point
@@ -187,7 +187,7 @@ def listings(root: Path, what: str | None) -> Campaigns:
     if what is not None and not found.listings:
         listed = [one for one in listed if any(key in chosen for key, _ in one.points)]
     if not listed:
-        raise InputError(f"no campaign was started below {store.root}", "caraml run quick, or --out FOLDER for results elsewhere")
+        raise InputError(f"no campaign was started below {store.root}", elsewhere(store.root))
     campaigns = [
         (one, [_as_found(store, each, chosen) for each in standings(store, one) if what is None or each.key in chosen]) for one in listed
     ]

@@ -7,6 +7,7 @@ a tag; a point by its key or label, or by their beginning, ``POINT/ATTEMPT`` for
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,12 @@ class Selection:
         """The name as the beginning of a file's name."""
         return re.sub(r"[^A-Za-z0-9._@+=-]+", "-", self.name).strip("-.")[:80] or "all"
 
+    def indexed(self) -> list[dict[str, Scalar]]:
+        """Of :meth:`rows` those that the index has: no record is opened for them."""
+        entries, names = self.store.fresh_index().entries, self.store.names()
+        found = ((point, entries.get(names.get(point.key, ""))) for point in self.points if self.record is None)
+        return [entry.row for point, entry in found if entry is not None and point.attempt in (None, entry.attempt)]
+
     def rows(self) -> list[dict[str, Scalar]]:
         """A flat row for each record that there is; by the index, so that many are read in no time."""
         if self.record is not None:
@@ -120,15 +127,29 @@ class Selection:
         number = point.attempt or max(attempts(folder), default=0)
         if not number:
             raise InputError(f"{point.label} was not started yet", f"caraml status --out {self.store.root}")
-        for log in (folder / str(number) / file for file in _LOGS):
-            if log.exists():
-                text = tail(log, LOG_END).splitlines()[-lines:]
-                yield str(log), "".join(f"{line}\n" for line in text)
+        there = [log for log in (folder / str(number) / file for file in _LOGS) if log.exists()]
+        if not there:
+            raise InputError(
+                f"{folder / str(number)} has no log: it was imported, or is a loop of caraml.measure", f"caraml show {point.key}"
+            )
+        for log in there:
+            text = tail(log, LOG_END).splitlines()[-lines:]
+            yield str(log), "".join(f"{line}\n" for line in text)
 
 
 def newest(folder: Path, above: int, most: int | None) -> int:
     """Number of the newest attempt of a point's folder that has a record, above ``above`` and at most ``most``; 0 if there is none."""
     return next((number for number in recorded(folder) if number > above and (most is None or number <= most)), 0)
+
+
+def elsewhere(root: Path) -> str:
+    """Next step of who finds no results below a folder: that of a name like it, if it is not there."""
+    near = None if root.exists() else nearest(root.name, (path.parent.name for path in root.parent.glob("*/points")))
+    return (
+        f"did you mean --out {shlex.quote(str(root.with_name(near)))}?"
+        if near
+        else "caraml run quick, or --out FOLDER for results elsewhere"
+    )
 
 
 def select(name: str | None, root: Path) -> Selection:
@@ -326,9 +347,7 @@ def _nothing(store: Store, text: str, current: Sequence[Listing], points: dict[s
     kinds = (("suites", suites), ("variants", [one.campaign for one in current if one.settings]), ("tags", tags), ("points", labels))
     parts = [f"{kind}: {some(known, _LISTED)}" for kind, known in kinds if known]
     if not parts:
-        return InputError(
-            f"no results below {store.root}, where {text!r} was looked for", "caraml run quick, or --out FOLDER for results elsewhere"
-        )
+        return InputError(f"no results below {store.root}, where {text!r} was looked for", elsewhere(store.root))
     near = nearest(text, (name for _, known in kinds for name in known))
     hint = f"did you mean {near!r}?" if near else "caraml status lists suites and their rounds, caraml results points"
     return InputError(f"{text!r} is no folder of results, and no suite, tag or point below {store.root} ({'; '.join(parts)})", hint)
