@@ -14,6 +14,9 @@ _MOST_FAULTS = 1000
 NEWER = "read it with the CARAML that wrote it, or a newer one"
 """Next step of who has a file of a newer version: CARAML is installed from a checkout or a wheel, and no index is to be asked for it."""
 
+UNREADABLE = "cannot be read: "
+"""How the reasons begin of records that only stand for one that this CARAML cannot read."""
+
 
 class ExitCode(IntEnum):
     """What the process's exit status says."""

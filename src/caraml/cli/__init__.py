@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from caraml import __version__
-from caraml.base.errors import InputError, nearest, unknown_name
+from caraml.base.errors import UNREADABLE, InputError, nearest, unknown_name
 from caraml.base.format import count, printable
 
 if TYPE_CHECKING:
@@ -177,8 +177,6 @@ def chosen(name: str | None, out: Path) -> Selection:
 
 def tell_unreadable(reasons: Sequence[str], so: str = "taken as invalid") -> None:
     """Say on standard error which records cannot be read, why, and what to do; ``so`` is what that means here."""
-    from caraml.results.rows import UNREADABLE
-
     if reasons:
         told = [reason.removeprefix(UNREADABLE) for reason in reasons[:_TOLD]]
         more = [f"and {len(reasons) - _TOLD:,} more"] if len(reasons) > _TOLD else []

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import FailFast, TypeAdapter, ValidationError
 
-from caraml.base.errors import NEWER, InputError, in_a_line
+from caraml.base.errors import NEWER, UNREADABLE, InputError, in_a_line
 from caraml.base.limits import NAME, counted, is_measurable, read_json, too_large
 from caraml.base.limits import RECORD as RECORD_BYTES
-from caraml.results.rows import UNREADABLE
 
 if TYPE_CHECKING:  # as in :mod:`caraml.results.store`
     from caraml.results.record import Record

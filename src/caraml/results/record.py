@@ -13,10 +13,10 @@ from pydantic import Field, JsonValue, model_validator
 
 from caraml import METHOD_VERSION
 from caraml.base import limits
+from caraml.base.errors import UNREADABLE
 from caraml.metrics.energy import ENERGY_METRICS
 from caraml.metrics.model import Bandwidth, Facts, FiniteModel, Metric, OwnMetric, Peak, Phase, Window
 from caraml.power.model import WindowEnergy
-from caraml.results.rows import UNREADABLE
 from caraml.suite.model import OWN_LOOP, Point
 
 SCHEMA_VERSION = 1

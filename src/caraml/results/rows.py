@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from pydantic_core import from_json, to_json
 
-from caraml.base.errors import InputError
+from caraml.base.errors import UNREADABLE, InputError
 from caraml.base.files import making, owned, replacing, replacing_by_name
 from caraml.base.limits import INDEX, MEMBERS, database, read_bytes, reading, table
 from caraml.metrics.energy import ENERGY_METRICS
@@ -60,8 +60,6 @@ _OF_POINT = (
 _GUESSED = frozenset({"mode", "precision", "compile", "global_batch", "micro_batch", "accumulation", "seed"})
 """Columns that are null where nobody stated them: a point has some value there."""
 _OF_RECORD = ("key", "attempt", "status", "item", "started_at", "schema_version", "method_version")
-UNREADABLE = "cannot be read: "
-"""How the reasons begin of records that only stand for one that this CARAML cannot read."""
 ALWAYS = frozenset({*_OF_POINT, *_OF_RECORD, "flags"})
 """Columns that every row has."""
 
