@@ -128,25 +128,25 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_070,
-    "base": 3_155,
-    "campaign": 1_720,
-    "cli": 1_670,
+    "analysis": 4_073,
+    "base": 3_158,
+    "campaign": 1_723,
+    "cli": 1_700,
     "data": 781,
     "engine": 5_230,
     "launch": 1_878,
     "metrics": 1_015,
     "power": 5_202,
     "reference": 515,
-    "report": 4_926,
-    "results": 3_434,
+    "report": 4_927,
+    "results": 3_547,
     "suite": 2_722,
     "system": 3_589,
     "verify": 1_066,
     "worker": 2_955,
     "workloads": 8_262,
 }
-FILES = 204
+FILES = 205
 
 
 def test_no_room_outgrows_its_lines() -> None:
