@@ -65,9 +65,15 @@ def test_plan_says_that_a_run_will_refuse_its_folder(tmp_path: Path, monkeypatch
     out = tmp_path / "results"
     assert planned(tmp_path, "radiation_emulation", "{ }")[0] == 0 and not out.exists()
     out.mkdir()
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0))
+    for total, refused in ((1, True), (0, False)):  # a file system that says nothing of its size says nothing of its room
+        disk = SimpleNamespace(total=total, used=total, free=0)
+        monkeypatch.setattr("shutil.disk_usage", lambda path, disk=disk: disk)
+        code, text = planned(tmp_path, "radiation_emulation", "{ }")
+        assert (code == 2) == refused == (f"refused: {out}: found 0 bytes free" in text)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=9, used=8, free=1))
+    monkeypatch.setattr("caraml.campaign.preview._earlier", lambda campaign, names: ({}, dict.fromkeys(names, 4e3)))
     code, text = planned(tmp_path, "radiation_emulation", "{ }")
-    assert code == 2 and f"refused: {out}: found 0 bytes free" in text
+    assert code == 0 and "disk: 8,000 bytes are expected, and 1 are free" in text, "it is an estimate, and `run` begins"
     usual = os.access
     monkeypatch.setattr("os.access", lambda path, mode, **rest: mode == os.R_OK or (path != out and usual(path, mode, **rest)))
     code, text = planned(tmp_path, "radiation_emulation", "{ }")

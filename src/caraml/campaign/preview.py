@@ -106,12 +106,14 @@ def preview(campaign: Campaign) -> Preview:
     unknown = dict.fromkeys(sentence for planned in chosen for sentence in lacking(campaign, planned))
     site, options = campaign.system.site, campaign.options
     absent, unlike = _inputs(campaign, to_run)
-    unfit = campaign.store.unfit(disk)
+    unfit = campaign.store.unfit()
     objections = [*([unfit] if unfit is not None else []), *unknown, *unlike, *refused]
     notes = beforehand(site, options.launcher) if to_run else []
     notes += absent
     notes += [f"includes {path}" for path in campaign.suite.included]
     notes += [f"not checked by Slurm: {silent}"] if silent is not None else []
+    if disk and unfit is None and (free := campaign.store.free()) is not None and free < disk:
+        notes.append(f"disk: {disk:,.0f} bytes are expected, and {free:,} are free")
     if campaign.system.nodes is None and any(point.nodes > 1 for point in to_run) and options.launcher != "local":
         most = max(point.nodes for point in to_run)
         notes.append(f"nodes: up to {most:,} are asked for; how many {campaign.system.name} has is not known")

@@ -218,7 +218,7 @@ def _unpack(archive: zipfile.ZipFile, path: Path, store: Store) -> Done:
     make_folder(store.root)
     scratch = new_folder_beside(store.points, 0o700)
     try:
-        _need_room(path, scratch, manifest)
+        _need_room(path, store, manifest)
         said = {}
         for name, stem, _ in suites:
             _extract(archive, path, name, manifest.files[name], scratch / f"{stem}.json")
@@ -254,11 +254,11 @@ def _unpack(archive: zipfile.ZipFile, path: Path, store: Store) -> Done:
     return done
 
 
-def _need_room(path: Path, folder: Path, manifest: _Manifest) -> None:
-    needed, free = sum(member.bytes for member in manifest.files.values()), shutil.disk_usage(folder).free
-    if needed > free:
+def _need_room(path: Path, store: Store, manifest: _Manifest) -> None:
+    needed, free = sum(member.bytes for member in manifest.files.values()), store.free()
+    if free is not None and needed > free:
         raise EnvironmentUnfitError(
-            f"{folder.parent}: found {free:,} bytes free; {path} unpacks to {needed:,}", "import it into a folder elsewhere"
+            f"{store.root}: found {free:,} bytes free; {path} unpacks to {needed:,}", "import it into a folder elsewhere"
         )
 
 

@@ -158,18 +158,22 @@ class Store:
         if (found := self._intruder()) is not None:
             raise _not_ours(self.root, *found)
 
-    def unfit(self, size: float | None) -> str | None:
-        """Why nothing can be started from the folder, or ``size`` bytes have no room in it, as far as is known without writing to it."""
-        place = nearest_folder(self.points)
+    def unfit(self) -> str | None:
+        """Why nothing can be started from the folder, as far as is known without writing to it."""
         try:
             if (found := self._intruder()) is not None:
                 return _not_ours(self.root, *found).line
+            place = nearest_folder(self.points)
             if not os.access(place, os.W_OK | os.X_OK):
                 return f"{place}: you may not write to it; next step: --out FOLDER"
-            free = shutil.disk_usage(place).free
+            return f"{place}: found 0 bytes free, expected some; next step: make room, or --out FOLDER" if self.free() == 0 else None
         except OSError as error:
-            return f"{error.filename or place}: {error.strerror}"
-        return f"{place}: found {free:,} bytes free, expected {size or 1:,.0f}" if free < (size or 1) else None
+            return f"{error.filename or self.root}: {error.strerror}"
+
+    def free(self) -> int | None:
+        """Bytes that this user can still write below the folder; ``None`` where its file system does not say."""
+        disk = shutil.disk_usage(nearest_folder(self.points))
+        return (disk.free if os.geteuid() else disk.total - disk.used) if disk.total else None
 
     def _intruder(self) -> tuple[str, str] | None:
         """As ``intruder`` for the folder and what is in it, as far as it is there."""
