@@ -176,6 +176,17 @@ def test_a_record_that_cannot_be_read_leaves_a_verdict_open() -> None:
         assert any("points/x/8/record.json" in note for note in found[0].notes)
 
 
+def test_what_nobody_knows_is_not_accepted() -> None:
+    """A point that was accepted without a result was never judged again: one damaged record made a check green for ever."""
+    good = [one for day in range(1, 4) for one in night(day)]
+    changes = {"status": "invalid", "reason": "cannot be read: points/x/1/record.json: {; next step: caraml retry x", "metrics": {}}
+    hidden = [one.model_copy(update=changes) if one.point.global_batch == 16 else one for one in good]
+    with pytest.raises(InputError, match=r"gpt-mini b16 fp32 has a result that nobody knows: cannot be read(.|\n)*caraml retry x"):
+        accept(hidden, "nightly", "good")
+    baseline = accept([hidden[0], *good[1:]], "nightly", "good")
+    assert [len(point.metrics["throughput"].runs) for point in baseline.points] == [2, 3]
+
+
 def test_repeats_that_failed_are_told_when_the_others_are_accepted() -> None:
     good = [one for day in range(1, 6) for one in night(day)]
     batch = [one for one in good if one.point.global_batch == 16]
@@ -359,7 +370,8 @@ def test_history_is_what_was_measured_since_the_baseline(tmp_path: Path) -> None
     damaged = store.points / f"gpt-{newest[0].key}" / "7"
     damaged.mkdir()
     (damaged / "record.json").write_text("{")
-    add_history(found, store, accepted_until(baseline))
+    (unread,) = add_history(found, store, accepted_until(baseline))
+    assert unread.attempt == 7 and "record.json: not a CARAML record" in str(unread.reason), "a loss that lasts may be in it"
     assert [[record.attempt for record in work.earlier] for work in found] == [[8], [8]], "what is damaged costs itself and no more"
     ahead = baseline.model_copy(update={"newest_run": "2999-10-05T02:00:00+00:00", "accepted_at": "2026-10-08T12:00:00+02:00"})
     assert accepted_until(ahead) == datetime(2026, 10, 8, 10, tzinfo=UTC), "the clock was wrong in an accepted night"

@@ -227,7 +227,8 @@ def runs_of(found: Selection, rounds: int) -> tuple[str, list[Record]]:
 
 
 def accept(records: Sequence[Record], suite: str, name: str) -> Baseline:
-    """A baseline of the runs of a campaign. Raises ``InputError`` where nothing has a result, or several machines have."""
+    """A baseline of the runs of a campaign. Raises ``InputError`` where nothing has a result, or several machines have, and for a point of
+    which no record can be read: one that is accepted without a result is not judged any more."""
     good = valid(records)
     if not good:
         raise InputError(f"suite {suite} has no result to accept", f"caraml status {suite} says why")
@@ -238,6 +239,8 @@ def accept(records: Sequence[Record], suite: str, name: str) -> Baseline:
     if {record.method_version for record in good} != {METHOD_VERSION}:
         raise InputError(f"suite {suite} was measured by another method than this CARAML's", f"caraml retry {suite}")
     groups = {work_of(group[0].point): _without_unusual(group) for group in grouped(records, lambda record: work_of(record.point))}
+    if lost := [record for group in groups.values() if not valid(group) for record in group if record.unreadable]:
+        raise InputError(f"{label_of(lost[0].point)} has a result that nobody knows: {lost[0].reason}")
     kept = {metric: _accepted_metric(metric, groups) for metric in METRICS_KEPT}
     points = [
         AcceptedPoint(
@@ -362,10 +365,14 @@ def accepted_until(baseline: Baseline) -> datetime:
     return found
 
 
-def add_history(works: Sequence[WorkRuns], store: Store, since: datetime) -> None:
-    """Give every piece of work its attempts since the baseline that are on disk, the newest of each key left out as ``newest``."""
+def add_history(works: Sequence[WorkRuns], store: Store, since: datetime) -> list[Record]:
+    """Give every piece of work its attempts since the baseline that are on disk, the newest of each key left out as ``newest``; returns
+    those that cannot be read. A loss that lasts may be in them."""
+    unread = list[Record]()
     for work in works:
         new = {(record.key, record.attempt) for record in work.newest}
         found = [record for key in sorted(work.keys) for record in store.newest(key, _MOST_ATTEMPTS)]
-        kept = (one for one in valid(found) if (one.key, one.attempt) not in new and started(one) > since)
-        work.earlier = sorted(kept, key=started)
+        kept = [one for one in found if (one.key, one.attempt) not in new and started(one) > since]
+        work.earlier = sorted(valid(kept), key=started)
+        unread += [one for one in kept if one.unreadable]
+    return unread

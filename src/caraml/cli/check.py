@@ -185,6 +185,7 @@ def _give_results(works: Sequence[WorkRuns], asked: Asked, accepted: Baseline, l
     know of them. Raises ``InputError`` where there are none."""
     from caraml.analysis.baseline import accepted_until, add_history
     from caraml.analysis.estimate import started
+    from caraml.base.format import count
     from caraml.results.store import Store
 
     store, since = Store(asked.out), accepted_until(accepted)
@@ -202,5 +203,6 @@ def _give_results(works: Sequence[WorkRuns], asked: Asked, accepted: Baseline, l
         records = _measured(asked)
     for work in works:
         work.newest = [record for record in records if record.key in work.keys]
-    add_history(works, store, since)
+    if unread := add_history(works, store, since):
+        notes += (f"{count(len(unread), 'earlier record')} left out: {unread[0].reason}",)
     return notes
