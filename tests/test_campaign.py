@@ -150,6 +150,21 @@ def test_a_record_that_cannot_be_read_is_not_measured_over_unasked(tmp_path: Pat
     assert newer.read_text() == '{"schema_version": 99}' and (newer.parents[1] / "2" / "record.json").exists()
 
 
+def test_a_job_of_a_newer_caraml_ends_its_point_and_not_the_campaign(tmp_path: Path) -> None:
+    """As in an image that has one: the campaign ended at the first record, and the same command at the next."""
+
+    class Newer(FakeLauncher):
+        def state(self, folder: Path) -> JobState:
+            super().state(folder)
+            if folder.parent.name == name:
+                (folder / "record.json").write_text('{"schema_version": 99}')
+            return JobState("ended", 0)
+
+    (name, *_) = [one.point.folder_name for one in campaign(tmp_path, FakeLauncher({}))[0].plan().points if one.skip is None]
+    records = run_campaign(campaign(tmp_path, Newer({}))[0])
+    assert statuses(records) == ["skipped", "invalid", "skipped", "ok"] and records[1].point.global_batch == 2
+
+
 def test_again_measures_again_and_keeps_the_earlier_result(tmp_path: Path) -> None:
     first, _ = campaign(tmp_path, FakeLauncher({}))
     before = run_campaign(first)[1]

@@ -15,7 +15,7 @@ from run_factory import repeats, run
 from typer.testing import CliRunner
 
 from caraml.cli import app
-from caraml.results.store import Store, write_record
+from caraml.results.store import Listing, Store, write_record
 from tests.stores import remember_suite
 
 
@@ -86,6 +86,27 @@ def test_no_comparison_passes_with_a_record_that_cannot_be_read(tmp_path: Path, 
             found = json.loads(done.stdout)["rows"]
             assert done.exit_code == 0 and [row["status"] for row in found] == ["invalid", *["ok"] * 5]
     assert path.read_text() == "{"
+
+
+def test_a_record_of_an_earlier_round_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    """`status` of the round ended, and `history` and the verbs on a round went on without it and said nothing."""
+    store, key = Store(tmp_path), ""
+    for night in range(4):
+        record = repeats([1000.0 + night])[0].model_copy(update={"attempt": night + 1})
+        key = record.key
+        store.remember(Listing(name="s", points=[(key, "")]), anew=True)
+        write_record(store.new_attempt(record.point), record)
+    path = store.folder(store.records("s")[0]).parent / "2" / "record.json"
+    path.write_text("{")
+    told = f"points/{path.parents[1].name}/2/record.json: not a CARAML record"
+    for words in (["history", "s"], ["results", "s@2"], ["results", "s@2", "--csv"], ["show", "s@2"], ["report", "s@2", "--format", "csv"]):
+        done = CliRunner().invoke(app, [*words, "--out", str(tmp_path)])
+        assert done.stderr.startswith(f"caraml: 1 record cannot be read, taken as invalid:\n  {told}"), (words, done.output, done.exception)
+    done = CliRunner().invoke(app, ["status", "s@2", "--out", str(tmp_path)], env={"COLUMNS": "1000"})
+    assert done.exit_code == 1 and "1 point: 1 invalid" in done.stdout and told in done.stdout
+    path.parents[1].joinpath("4", "record.json").write_text("{")
+    done = CliRunner().invoke(app, ["results", "--sql", "select count(*) from records", "--out", str(tmp_path)])
+    assert done.stderr.startswith("caraml: 1 record cannot be read") and done.exit_code == 0
 
 
 def test_compare_in_markdown(out: Path) -> None:

@@ -107,6 +107,68 @@ def test_a_record_that_cannot_be_read_is_invalid_until_it_can(tmp_path: Path, ma
     assert [row["status"] for row in Store(tmp_path).rows()] == ["ok"]
 
 
+def test_a_record_that_cannot_be_read_is_looked_at_once(tmp_path: Path, make_point: MakePoint) -> None:
+    """Each listing of a verb read it again, and it may have megabytes."""
+    folder = measured(Store(tmp_path), make_point(), 1.0)
+    (folder / "record.json").write_text("{")
+    store, seen = Store(tmp_path), list[Path]()
+    read = store.index._read
+
+    def look(path: Path) -> Record:
+        seen.append(path)
+        return read(path)
+
+    store.index._read = look
+    assert store.rows() == store.rows() and len(seen) == 1
+    write_record(folder, Record(key=make_point().key, attempt=1, point=make_point(), status="oom", started_at="x"))
+    assert [row["status"] for row in store.rows()] == ["oom"]
+
+
+def test_what_is_no_folder_of_a_point_hides_none(tmp_path: Path, make_point: MakePoint) -> None:
+    """A link to nothing hid all results, and a file, or a name that is no text, ended every verb."""
+    folder = measured(Store(tmp_path), make_point(), 1.0)
+    points = tmp_path / "points"
+    (points / "gone-1").symlink_to("nowhere")
+    (points / "loop-1").symlink_to("loop-1")
+    (points / "notes-1").write_text("")
+    for name in (b"gpt-\xff", b"gpt-", b"-1", b"a\n-1", b".x-1"):
+        damaged = points / os.fsdecode(name) / "1"
+        damaged.mkdir(parents=True)
+        (damaged / "record.json").write_text("{")
+    assert [row["status"] for row in Store(tmp_path).rows()] == [record.status for record in Store(tmp_path).records()] == ["ok"]
+    assert folder.parent.name in Store(tmp_path).names().values()
+
+
+@pytest.mark.parametrize("closed", ["attempt", "point"])
+def test_what_is_closed_is_invalid_and_hides_nothing(
+    closed: str, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended every verb; and where only its newest attempt was closed, the index had the one before it."""
+    store, points = Store(tmp_path), [make_point(global_batch=size) for size in (4, 8)]
+    folders = [measured(store, point, 1.0) for point in (points[0], points[1], points[1])]
+    Store(tmp_path).rows()
+    place = str(folders[-1] if closed == "attempt" else folders[-1].parent)
+
+    def refusing(usual: Any, itself: bool) -> Any:
+        def look(path: Any, *rest: Any, **options: Any) -> Any:
+            inside = str(path).startswith(f"{place}/") or (itself and str(path) == place)
+            if inside and not isinstance(path, int):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return usual(path, *rest, **options)
+
+        return look
+
+    for name, itself in (("stat", False), ("lstat", False), ("open", False), ("scandir", True)):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name), itself))
+    number = 2 if closed == "attempt" else 1
+    store = Store(tmp_path)
+    rows, records = store.rows(), store.records()
+    assert sorted((row["attempt"], row["status"]) for row in rows) == sorted((one.attempt, one.status) for one in records)
+    assert [row.get("reason") for row in rows].count(None) == 1
+    reason = f"cannot be read: points/{folders[-1].parent.name}/{number}/record.json: Permission denied; next step: have its owner open it"
+    assert [one.attempt for one in records if str(one.reason).startswith(reason)] == [number]
+
+
 def test_a_store_that_cannot_be_written_is_read(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
     measured(Store(tmp_path), make_point(), 1.0)
 

@@ -6,9 +6,11 @@ import errno
 import json
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ import pytest
 from caraml.base.errors import InputError
 from caraml.base.files import write_file
 from caraml.metrics.model import Metric
-from caraml.results.finish import Failure, death, finish, note_failure, reason_of, skipped
+from caraml.results.finish import MEASURED, Failure, death, finish, note_failure, reason_of, skipped
 from caraml.results.record import Record
 from caraml.results.rows import read_table, write_table
 from caraml.results.selector import select
@@ -163,7 +165,39 @@ def test_a_record_that_cannot_be_read_is_the_result_of_its_point(tmp_path: Path,
     assert [record.status for record in store.newest(point.key, 9)] == ["invalid", "ok"], "the earlier one does not stand for it"
     path.unlink()
     path.mkdir()
-    assert "next step: have its owner open it" in str(store.records("s")[0].reason)
+    assert str(store.records("s")[0].reason).endswith(f": Is a directory; next step: caraml retry {point.key} measures its point again")
+
+
+def test_the_reason_of_a_record_that_cannot_be_read_fits_it(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of tables and loops have nothing that `retry` starts; fields that only a newer CARAML knows were no record at all."""
+    store = Store(tmp_path)
+
+    def reason(content: str, workload: str = "fake") -> str:
+        point = make_point(workload=workload)
+        folder = store.new_attempt(point)
+        (folder / RECORD).write_text(content)
+        os.utime(folder / RECORD, (1, 1 << 41))
+        found = store.latest(point.key)
+        assert found is not None and found.unreadable and found.started_at[:4] < "2400"
+        return str(found.reason)
+
+    def failing(number: int) -> Callable[..., bytes]:
+        def read(*_: object) -> bytes:
+            raise OSError(number, os.strerror(number))
+
+        return read
+
+    assert reason("{", "own_loop").endswith("; next step: run its loop again")
+    assert reason("{", "imported_token").endswith("; next step: import its table again")
+    monkeypatch.setattr("caraml.results.reading.__version__", "0.9.1")
+    newer = reason(json.dumps({"environment": {"versions": {"caraml": "0.10.0"}}, "fields": "later"}))
+    assert ": of CARAML 0.10.0, and this is 0.9.1: " in newer and "; next step: read it with the CARAML that wrote it" in newer
+    assert reason(json.dumps({"energy": {"channels": [{"\ud800": 1}] * 2000}})).isprintable()
+    monkeypatch.setattr("caraml.results.reading.read_json", failing(errno.ENXIO))
+    assert ": No such device or address; next step: caraml retry" in reason("a socket")
+    monkeypatch.setattr("caraml.results.reading.read_json", failing(errno.ESTALE))
+    with pytest.raises(OSError, match="Stale"):
+        reason("on a disk that is away")
 
 
 def test_a_suite_lists_its_points_in_order(tmp_path: Path, make_point: MakePoint) -> None:
@@ -186,6 +220,15 @@ def test_a_killed_worker_becomes_a_failed_record(tmp_path: Path, make_point: Mak
     finish(folder, 137)
     record = read_record(folder / RECORD)
     assert record.status == "failed" and "SIGKILL" in (record.reason or "") and "last words" in (record.reason or "")
+
+
+def test_an_attempt_whose_job_has_a_newer_caraml_is_finished_all_the_same(tmp_path: Path, make_point: MakePoint) -> None:
+    """The runner, and every one after it, ended with what the worker had put away."""
+    folder = Store(tmp_path).new_attempt(make_point())
+    (folder / MEASURED).write_text('{"schema_version": 99}')
+    finish(folder, 137)
+    record, told = read_record(folder / RECORD), r"SIGKILL.*; cannot be read: points/.*/1/measured\.json: schema version 99"
+    assert record.status == "failed" and re.search(told, record.reason or "")
 
 
 def test_the_node_that_was_the_first_to_end_is_told(tmp_path: Path, make_point: MakePoint) -> None:

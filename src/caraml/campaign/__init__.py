@@ -27,7 +27,7 @@ from caraml.results.finish import FAILURE, Failure, finish, note_failure, now, r
 from caraml.results.record import CANCELLED, FINAL, Record
 from caraml.results.selector import Selection, select
 from caraml.results.status import OPEN, ProgressLine, Standing, standings
-from caraml.results.store import POINT, RECORD, Listing, Store, command_of, latest_in, read_record
+from caraml.results.store import POINT, RECORD, Listing, Store, command_of, latest_in, record_of
 from caraml.suite.choice import WHOLE, SuitePart, begun_with
 from caraml.suite.expand import Plan, PlannedPoint, expand, without_unmet
 from caraml.suite.load import CATALOG, SuiteFile
@@ -324,7 +324,7 @@ def _end_foreign(store: Store, kind: str, points: Sequence[Standing]) -> Iterato
         if state.state in _OVER:
             withdraw(folder)  # a queue may not know a job yet that comes later
             finish(folder, 1, "failed", CANCELLED)
-            record = read_record(folder / RECORD)
+            record = record_of(folder / RECORD)
             yield f"cancelled {names[handle]}" if record.ended_by_hand else f"{names[handle]}, had ended: {record.status}"
         else:
             why = f" ({state.reason})" if state.reason else ""

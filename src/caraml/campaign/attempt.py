@@ -23,8 +23,9 @@ from caraml.power.meter import suspended_s
 from caraml.results import claim
 from caraml.results.finish import finish, kept, reason_of, skipped
 from caraml.results.record import FINAL, Record, Status
+from caraml.results.rows import has_record
 from caraml.results.status import ProgressReader
-from caraml.results.store import POINT, RECORD, Store, attempts, latest_in, read_record, record_of
+from caraml.results.store import POINT, RECORD, Store, attempts, latest_in, record_of
 from caraml.suite.expand import PlannedPoint
 from caraml.suite.model import Point
 from caraml.system.catalogue import GIVEN, LOCAL, given
@@ -129,7 +130,7 @@ def find(store: Store, name: str, me: claim.Runner, launcher: str = "local") -> 
     numbers = attempts(folder)
     for number in numbers:
         attempt = folder / str(number)
-        if (attempt / RECORD).exists():
+        if has_record(attempt):
             return FoundAttempt(record=record_of(attempt / RECORD), attempts=numbers[0])
         if number == numbers[0]:
             found = _take(store, attempt, me, launcher)
@@ -320,7 +321,7 @@ def prepare(campaign: Campaign, work: PointTask, number: int, runner: claim.Runn
         skipped(folder, work.point, work.planned.skip)
     except CaramlError as error:
         finish(folder, 1, "failed", error.line)
-    return read_record(folder / RECORD)
+    return record_of(folder / RECORD)
 
 
 def _first_files(campaign: Campaign, work: PointTask, attempt: Path, runner: claim.Runner) -> dict[str, str]:

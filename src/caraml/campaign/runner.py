@@ -24,7 +24,7 @@ from caraml.launch.slurm import OVER, SlurmLauncher, is_refused
 from caraml.results.claim import BUILT_IN, Heartbeat, kind_of, withdraw
 from caraml.results.record import STOPPED, Record
 from caraml.results.status import DONE, ProgressLine
-from caraml.results.store import RECORD, read_record
+from caraml.results.store import RECORD, record_of
 from caraml.system.detect import detect
 from caraml.system.environment import environment
 from caraml.worker.command_record import Sensors, how_it_ran
@@ -294,7 +294,7 @@ class CampaignRun:
                 del self._running[handle]
                 limit = running.work.point.measure.timeout_seconds
                 finish_attempt(running.work, running.folder, 1, "timeout", f"no result after {limit:g} s")
-                self._done(running.work, read_record(running.folder / RECORD), running)
+                self._done(running.work, record_of(running.folder / RECORD), running)
         if not self._running and self.device is not None:
             self.device.release()
 
@@ -344,7 +344,7 @@ class CampaignRun:
         if state.state == "lost" and (not (folder / "failure.json").exists() or _NODE_LOST in (state.reason or "")):
             finish_attempt(work, folder, 1, "lost", state.reason or "its job is gone")
         finish_attempt(work, folder, state.exit_code or 0)
-        self._done(work, read_record(folder / RECORD), running)
+        self._done(work, record_of(folder / RECORD), running)
 
     def _look_at_busy(self) -> None:
         """Take up points that others had, once they are done or dead."""

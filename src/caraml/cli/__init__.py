@@ -19,6 +19,7 @@ from caraml.base.format import count, printable
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from caraml.results.record import Record
     from caraml.results.selector import Selection
 
 _USAGE: Any = typer.BadParameter.__mro__[1]
@@ -164,20 +165,24 @@ def _in_whole_lines(renderable: RenderableType) -> RenderableType:
 def chosen(name: str | None, out: Path) -> Selection:
     """The results that a name stands for, everything below ``out`` without one; none at all is an error, since an empty table explains
     nothing."""
-    from caraml.results.rows import unreadable
     from caraml.results.selector import elsewhere, select
 
     found = select(name, out)
-    root, rows = found.store.root, found.indexed()
-    if not (rows if name is None else found.points):
+    if not found.points:
+        root = found.store.root
         raise InputError(f"no results below {root}" if not found.listings else f"{name} has no result below {root}", elsewhere(root))
-    tell_unreadable([str(row["reason"]) for row in rows if unreadable(row)])
     return found
+
+
+def told(records: Sequence[Record]) -> Sequence[Record]:
+    """Records as they are; those that cannot be read are told on standard error."""
+    tell_unreadable([str(record.reason) for record in records if record.unreadable])
+    return records
 
 
 def tell_unreadable(reasons: Sequence[str], so: str = "taken as invalid") -> None:
     """Say on standard error which records cannot be read, why, and what to do; ``so`` is what that means here."""
     if reasons:
-        told = [reason.removeprefix(UNREADABLE) for reason in reasons[:_TOLD]]
+        lines = [reason.removeprefix(UNREADABLE) for reason in reasons[:_TOLD]]
         more = [f"and {len(reasons) - _TOLD:,} more"] if len(reasons) > _TOLD else []
-        say("\n  ".join([f"caraml: {count(len(reasons), 'record')} cannot be read, {so}:", *told, *more]), err=True)
+        say("\n  ".join([f"caraml: {count(len(reasons), 'record')} cannot be read, {so}:", *lines, *more]), err=True)

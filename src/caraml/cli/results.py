@@ -13,7 +13,7 @@ import typer
 
 from caraml.base.errors import ExitCode, InputError
 from caraml.base.files import owned, writable
-from caraml.cli import NAMES, RESULTS, Out, What, app, chosen, console, one_of, say, tell_unreadable
+from caraml.cli import NAMES, RESULTS, Out, What, app, chosen, console, one_of, say, tell_unreadable, told
 
 if TYPE_CHECKING:
     from caraml.report.section import Section
@@ -28,7 +28,7 @@ def show(what: Annotated[str, typer.Argument(help=f"One run, or the repeats of o
     from caraml.report.terminal import record_view, repeats_view
 
     found = chosen(what, out)
-    records = found.records()
+    records = told(found.records())
     if len(records) > 1 and len(repeated(records, ())) == 1:
         console().print(repeats_view(records))
         return
@@ -52,6 +52,7 @@ def results(  # noqa: PLR0917 -- options, which nobody gives by position
     from caraml.report.document import safe_cells
     from caraml.report.progress import MANY, rows_text
     from caraml.report.tables import plain_table
+    from caraml.results.rows import unreadable
     from caraml.results.store import Store
 
     lines: Sequence[Sequence[Any]]
@@ -61,10 +62,14 @@ def results(  # noqa: PLR0917 -- options, which nobody gives by position
     if sql is not None:
         if what is not None:
             raise InputError("a name and --sql do not go together", "select by suite in the query: where suite = '...'")
-        columns, lines = query(Store(out), sql)
+        store = Store(out)
+        columns, lines = query(store, sql)
+        rows = [entry.row for entry in store.index.entries.values()]
     else:
         found = chosen(what, out)
         rows = found.rows()
+    tell_unreadable([str(row["reason"]) for row in rows if unreadable(row)])
+    if sql is None:
         if not csv and not json:
             if len(rows) > MANY:
                 say(rows_text(rows), nl=False)
@@ -103,7 +108,7 @@ def report(
     if port is not None:
         raise InputError("--port is for --serve", "caraml report --serve --port 8000")
     found = chosen(what, out)
-    store, records, title, name = found.store, found.records(), found.title, found.slug
+    store, records, title, name = found.store, told(found.records()), found.title, found.slug
     figures = format in ("pdf", "png", "svg")
     place = to or _place(out, f"{name}-figures" if figures else f"{name}.{format}")
     if figures:
@@ -173,7 +178,7 @@ def compare(  # noqa: PLR0917  -- typer reads the signature
 
     gate = parse_gate(fail_if) if fail_if is not None else None
     both = sides(a, b, out)
-    unread = [str(record.reason) for side in both for record in side.records if record.unreadable]
+    unread = list(dict.fromkeys(str(record.reason) for side in both for record in side.records if record.unreadable))
     tell_unreadable(unread)
     found = compared(*both, metric or (), same_within / 100)
     _print(comparison_sections(found, everything), markdown)
@@ -197,7 +202,7 @@ def scaling(
     from caraml.report.scaling import scaling_sections
 
     found = chosen(what, out)
-    store, records = found.store, found.records()
+    store, records = found.store, told(found.records())
     families = scaled(records, store, efficiency / 100)
     missing = left_out(records)
     if not families:
@@ -221,7 +226,7 @@ def history(
 
     named = [chosen(name, out) for name in what] if what else [chosen(None, out)]
     records = {(found.store.root.resolve(), one.key, one.attempt): one for found in named for one in found.every_attempt()}
-    series = followed(list(records.values()), metric)
+    series = followed(told(list(records.values())), metric)
     dropped = not_above_zero(list(records.values()), metric)
     if not series:
         above = " above zero, and levels are compared by their ratio" if dropped else ""
@@ -240,7 +245,7 @@ def advise(
     from caraml.analysis.advise import advise as advised
     from caraml.report.comparison import advice_sections
 
-    found = advised(chosen(what, out).records(), within / 100)
+    found = advised(told(chosen(what, out).records()), within / 100)
     if not found:
         raise InputError("no work was run in two ways, so there is nothing to choose", "sweep it in the suite: global_batch = [8, 16, 32]")
     _print(advice_sections(found), markdown)

@@ -22,7 +22,7 @@ from caraml.results.record import Record
 from caraml.results.rows import Scalar
 from caraml.results.selector import SelectedPoint, elsewhere, select
 from caraml.results.status import OPEN, TO_DO, ProgressLine, Standing, finished, standings, summary
-from caraml.results.store import RECORD, Listing, Store, read_record
+from caraml.results.store import RECORD, Listing, Store, record_of
 from caraml.suite.model import Point
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def _as_found(store: Store, one: Standing, chosen: Mapping[str, SelectedPoint]) 
     number = chosen[one.key].attempt if one.key in chosen else None
     if not number:
         return one if number is None else Standing(one.key, one.label, one.state if one.state in OPEN else TO_DO)
-    record = read_record(store.points / store.names()[one.key] / str(number) / RECORD)
+    record = record_of(store.points / store.names()[one.key] / str(number) / RECORD)
     return Standing(one.key, one.label, record.status, record.reason)
 
 

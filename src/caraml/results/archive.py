@@ -33,7 +33,7 @@ from caraml.base.limits import RECORD as RECORD_BYTES
 from caraml.base.packed import zip_of
 from caraml.results.claim import CLAIM, HANDLE
 from caraml.results.record import Record
-from caraml.results.rows import recorded, unreadable, write_parquet
+from caraml.results.rows import has_record, recorded, unreadable, write_parquet
 from caraml.results.selector import Selection, select
 from caraml.results.store import POINT, RECORD, Listing, Store, attempts, read_listing, read_record, record_of
 
@@ -313,7 +313,7 @@ def _place(unpacked: Path, folder: Path, places: Mapping[Path, Path]) -> Path:
     there = {number: folder / str(number) for number in attempts(folder)}
     numbers = there | {int(target.name): source for target, source in places.items() if target.parent == folder}
     for number, path in numbers.items():
-        if (path / RECORD).exists() and record_of(path / RECORD).model_copy(update={"attempt": record.attempt}) == record:
+        if has_record(path) and record_of(path / RECORD).model_copy(update={"attempt": record.attempt}) == record:
             return folder / str(number)
     number = record.attempt if record.attempt not in numbers and 0 < record.attempt <= NUMBER_KEPT else max(numbers, default=0) + 1
     if number != record.attempt:

@@ -29,7 +29,7 @@ from caraml.metrics.model import Phase
 from caraml.results import journal
 from caraml.results.claim import LOG
 from caraml.results.record import Profile, Record, Status
-from caraml.results.store import JOURNAL, RECORD, ROOM, read_record, write_record
+from caraml.results.store import JOURNAL, RECORD, ROOM, record_of, write_record
 from caraml.suite.model import Point
 from caraml.system.files import read_int
 from caraml.system.host import oom_kills
@@ -112,7 +112,9 @@ def finish(folder: Path, exit_code: int, status: Status | None = None, reason: s
     how = status or (told.status if told else "oom" if starved else "failed")
     left, phases = _put_away_by(folder)
     files = {name: file.name for name in ("steps", "power") for file in sorted(folder.glob(f"{name}.*")) if file.suffix in _TABLES}
-    record = read_record(folder / MEASURED) if (folder / MEASURED).exists() else None
+    record = record_of(folder / MEASURED) if (folder / MEASURED).exists() else None
+    if record is not None and record.unreadable:  # of a job that has another CARAML, say
+        why, record = f"{why}; {record.reason}", None
     if record is not None and record.window is not None:
         update = {
             "status": how if record.status == "failed" else record.status,  # as if nothing was measured: something was not saved

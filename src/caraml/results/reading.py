@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -11,7 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import FailFast, TypeAdapter, ValidationError
 
+from caraml import __version__
 from caraml.base.errors import NEWER, UNREADABLE, InputError, in_a_line
+from caraml.base.files import AWAY
+from caraml.base.format import printable
 from caraml.base.limits import NAME, counted, is_measurable, read_json, too_large
 from caraml.base.limits import RECORD as RECORD_BYTES
 
@@ -70,16 +75,30 @@ def record_of(path: Path) -> Record:
         return read_record(path)
     except InputError as error:
         what, hint = str(error.args[0]).removeprefix(f"{path}: "), error.hint
-    except (PermissionError, IsADirectoryError) as error:
-        what, hint = str(error.strerror), "have its owner open it to you"
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or error.errno in AWAY:
+            raise
+        what, hint = str(error.strerror), "have its owner open it to you" if isinstance(error, PermissionError) else None
     from caraml.results.record import Record
+    from caraml.suite.model import OWN_LOOP
 
     workload, _, key = path.parent.parent.name.rpartition("-")
-    changed = datetime.fromtimestamp(path.lstat().st_mtime, UTC).isoformat(timespec="seconds")
-    reason = f"{UNREADABLE}{'/'.join(path.parts[-4:])}: {what}; next step: {hint or f'caraml retry {key} measures its point again'}"
+    point = _point_of(path, workload, key)
+    again = f"caraml retry {key} measures its point again"
+    again = "import its table again" if point.imported else "run its loop again" if workload == OWN_LOOP else again
+    reason = f"{UNREADABLE}{'/'.join(path.parts[-4:])}: {what}; next step: {hint or again}"
     return Record(
-        key=key, attempt=int(path.parent.name), point=_point_of(path, workload, key), status="invalid", reason=reason, started_at=changed
+        key=key, attempt=int(path.parent.name), point=point, status="invalid", reason=printable(reason), started_at=_changed(path)
     )
+
+
+def _changed(path: Path) -> str:
+    """When a file last changed, or its folder where that is closed: not before 1970, nor after now."""
+    for place in (path, *path.parents[:2]):
+        with suppress(PermissionError):
+            when = min(max(place.lstat().st_mtime, 0), time.time())
+            return datetime.fromtimestamp(when, UTC).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(0, UTC).isoformat(timespec="seconds")
 
 
 def _point_of(path: Path, workload: str, key: str) -> Point:
@@ -88,8 +107,8 @@ def _point_of(path: Path, workload: str, key: str) -> Point:
 
     for file, part in ((path.with_name(POINT), None), (path, "point")):
         with suppress(InputError, OSError, ValueError, TypeError, LookupError, RecursionError):
-            found = json.loads(read_json(file))
-            point = Point.model_validate(found if part is None else found[part])
+            found = json.loads(read_json(file), parse_float=_number)
+            point = Point.model_validate_json(json.dumps(found if part is None else found[part]))
             if point.workload == workload and max(map(len, _names_of(point))) <= NAME:
                 return point
     unknown = dict.fromkeys(("system", "device", "software", "precision"), NOT_STATED)
@@ -112,11 +131,13 @@ def see_readable(record: Record, name: str) -> None:
 def _parsed(text: bytes, path: Path | str) -> Record:
     from caraml.results.record import SCHEMA_VERSION, Record
 
+    written: str | None = None
     try:
         content = json.loads(text, parse_float=_number)
         found = content.get("schema_version")
         if isinstance(found, int) and found > SCHEMA_VERSION:
             raise InputError(f"{path}: schema version {found}, this CARAML reads up to {SCHEMA_VERSION}", NEWER)
+        written = _newer(content)
         if text.count(b"{") > _MANY:
             _look_at_channels(content)
         del content
@@ -124,4 +145,14 @@ def _parsed(text: bytes, path: Path | str) -> Record:
         _refuse_long_names(record, path)
         return record
     except (ValidationError, ValueError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path}: not a CARAML record: {in_a_line(error)}") from error
+        what = f"of CARAML {written}, and this is {__version__}" if written else "not a CARAML record"
+        raise InputError(f"{path}: {what}: {in_a_line(error)}", NEWER if written else None) from error
+
+
+def _newer(record: dict[str, Any]) -> str | None:
+    """The version of CARAML that wrote a record, if it is newer than this one: it may have fields that this one does not know."""
+    with suppress(LookupError, TypeError):
+        written = record["environment"]["versions"]["caraml"]
+        numbers = [[int(number) for number in re.findall(r"\d{1,9}", text)[:3]] for text in (written, __version__)]
+        return f"{written:.40}" if numbers[0] > numbers[1] else None
+    return None

@@ -65,7 +65,7 @@ ALWAYS = frozenset({*_OF_POINT, *_OF_RECORD, "flags"})
 
 
 def unreadable(row: Mapping[str, Scalar]) -> bool:
-    """Whether a row only stands for a record that cannot be read: the file may be mended, or CARAML renewed, so it is never kept."""
+    """Whether a row only stands for a record that cannot be read: the file may be mended, or CARAML renewed, so none is written down."""
     return row["status"] == "invalid" and str(row.get("reason")).startswith(UNREADABLE)
 
 
@@ -149,10 +149,15 @@ _VERSION = 3
 _RACY_NS = 2_000_000_000
 """A folder that changed this recently may change again without its time showing it."""
 _SCALARS = {str, int, float, type(None)}
+_NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _ATTEMPT = re.compile(r"[1-9][0-9]{0,8}")
+_POINT = re.compile(r"[^.].*-\w+")
+"""Names of points' folders: ``WORKLOAD-KEY``."""
 
 Stamp = tuple[int, int, int]
 """Modification time of the point's folder and of the record [ns], size of the record [B]."""
+_CLOSED: Stamp = (0, 0, 0)
+"""Of what this user may not look at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,22 +194,19 @@ class Index:
     def note(self, name: str, record: Record) -> None:
         """Take up a record of an attempt that this process has seen to its end: nobody makes a newer one in the same instant."""
         row = row_of(record)
-        self.entries[name] = IndexEntry(record.attempt, self._stamp(name, record.attempt), not unreadable(row), row)
+        stamp = self._stamp(name, record.attempt) or _CLOSED
+        self.entries[name] = IndexEntry(record.attempt, stamp, stamp != _CLOSED and not unreadable(row), row)
         self._dirty = True
 
     def refresh(self) -> None:
         """Bring every entry up to date with the files."""
-        try:
-            found = [entry.name for entry in os.scandir(self._points) if "-" in entry.name]
-        except FileNotFoundError:
-            found = []
-        names = set(found)
-        for name in [name for name in self.entries if name not in names]:
+        found = dict.fromkeys(entry.name for entry in point_folders(self._points))
+        for name in [name for name in self.entries if name not in found]:
             del self.entries[name]
             self._dirty = True
         for name in found:
             known = self.entries.get(name)
-            if known is None or not known.certain or known.stamp != self._stamp_if_there(name, known.attempt):
+            if known is None or not known.certain or known.stamp != self._stamp(name, known.attempt):
                 self._look(name)
 
     def save(self) -> None:
@@ -219,13 +221,12 @@ class Index:
                 file.write(to_json((name, entry.attempt, entry.stamp, entry.certain, entry.row)) + b"\n")
             self._dirty = False
 
-    def _stamp(self, name: str, attempt: int) -> Stamp:
-        record = os.stat(f"{self._points}/{name}/{attempt}/{RECORD}")  # noqa: PTH116 -- twice per point: a path object costs more than the call
-        return os.stat(f"{self._points}/{name}").st_mtime_ns, record.st_mtime_ns, record.st_size  # noqa: PTH116
-
-    def _stamp_if_there(self, name: str, attempt: int) -> Stamp | None:
+    def _stamp(self, name: str, attempt: int) -> Stamp | None:
         try:
-            return self._stamp(name, attempt)
+            record = os.stat(f"{self._points}/{name}/{attempt}/{RECORD}")  # noqa: PTH116 -- twice per point: path objects are slow
+            return os.stat(f"{self._points}/{name}").st_mtime_ns, record.st_mtime_ns, record.st_size  # noqa: PTH116
+        except PermissionError:
+            return _CLOSED
         except OSError:
             return None
 
@@ -234,12 +235,12 @@ class Index:
         numbers = attempts(self._points / name)
         known = self.entries.get(name)
         for attempt in numbers:
-            stamp = self._stamp_if_there(name, attempt)
+            stamp = self._stamp(name, attempt)
             if stamp is None:
                 continue
             # An attempt that is under way may bring a newer record, in a folder whose time is not looked at.
             certain = attempt == numbers[0] and stamp[0] < time.time_ns() - _RACY_NS
-            if known is not None and (known.attempt, known.stamp[1:]) == (attempt, stamp[1:]) and not unreadable(known.row):
+            if known is not None and (known.attempt, known.stamp[1:]) == (attempt, stamp[1:]):
                 row = known.row
             else:
                 row = row_of(self._read(self._points / name / str(attempt) / RECORD))
@@ -251,17 +252,41 @@ class Index:
             self._dirty = True
 
 
+def point_folders(points: Path) -> Iterator[os.DirEntry[str]]:
+    """What in a store can be the folder of a point."""
+    with suppress(FileNotFoundError), os.scandir(points) as entries:
+        yield from (entry for entry in entries if _POINT.fullmatch(entry.name) and entry.name.isprintable())
+
+
 def attempts(folder: Path) -> list[int]:
-    """Numbers of a point's attempts, the newest first; none when there is no such folder."""
+    """Numbers of a point's attempts, the newest first; none when there is no such folder. Of one that is closed to this user it is the
+    first, of which nobody here can say what came out."""
     try:
         return sorted((int(entry.name) for entry in os.scandir(folder) if _ATTEMPT.fullmatch(entry.name)), reverse=True)
-    except FileNotFoundError:
+    except PermissionError:
+        return [1]
+    except OSError as error:
+        if error.errno not in _NO_FOLDER:
+            raise
         return []
+
+
+def has_record(attempt: Path) -> bool:
+    """Whether an attempt has a record. One that is closed to this user has: no earlier attempt stands for what nobody here knows."""
+    try:
+        os.stat(attempt / RECORD)  # noqa: PTH116 -- what ``Path.exists`` makes of a closed folder depends on the version of Python
+    except PermissionError:
+        return True
+    except OSError as error:
+        if error.errno not in _NO_FOLDER:
+            raise
+        return False
+    return True
 
 
 def recorded(folder: Path) -> Iterator[int]:
     """Numbers of a point's attempts that have a record, the newest first."""
-    return (number for number in attempts(folder) if (folder / str(number) / RECORD).exists())
+    return (number for number in attempts(folder) if has_record(folder / str(number)))
 
 
 _ROWS = 500_000

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from caraml.base.errors import InputError, nearest
 from caraml.base.format import some
 from caraml.base.limits import LOG_END, tail
-from caraml.results.rows import Scalar, recorded, row_of
+from caraml.results.rows import Scalar, has_record, recorded, row_of
 from caraml.results.status import TO_DO, UNHAPPY, standings
 from caraml.results.store import RECORD, Listing, Store, attempts, command_of, read_record, record_of
 
@@ -66,12 +66,6 @@ class Selection:
     def slug(self) -> str:
         """The name as the beginning of a file's name."""
         return re.sub(r"[^A-Za-z0-9._@+=-]+", "-", self.name).strip("-.")[:80] or "all"
-
-    def indexed(self) -> list[dict[str, Scalar]]:
-        """Of :meth:`rows` those that the index has: no record is opened for them."""
-        entries, names = self.store.fresh_index().entries, self.store.names()
-        found = ((point, entries.get(names.get(point.key, ""))) for point in self.points if self.record is None)
-        return [entry.row for point, entry in found if entry is not None and point.attempt in (None, entry.attempt)]
 
     def rows(self) -> list[dict[str, Scalar]]:
         """A flat row for each record that there is; by the index, so that many are read in no time."""
@@ -129,9 +123,8 @@ class Selection:
             raise InputError(f"{point.label} was not started yet", f"caraml status --out {self.store.root}")
         there = [log for log in (folder / str(number) / file for file in _LOGS) if log.exists()]
         if not there:
-            raise InputError(
-                f"{folder / str(number)} has no log: it was imported, or is a loop of caraml.measure", f"caraml show {point.key}"
-            )
+            what = "it waits yet, was imported, or is a loop of caraml.measure"
+            raise InputError(f"{folder / str(number)} has no log: {what}", "caraml status")
         for log in there:
             text = tail(log, LOG_END).splitlines()[-lines:]
             yield str(log), "".join(f"{line}\n" for line in text)
@@ -332,7 +325,7 @@ def _named(points: dict[str, SelectedPoint], text: str) -> list[SelectedPoint]:
 
 def _attempt(store: Store, point: SelectedPoint, number: int, text: str) -> SelectedPoint:
     folder = store.points / store.names().get(point.key, point.key)
-    if not (folder / str(number) / RECORD).exists():
+    if not has_record(folder / str(number)):
         known = ", ".join(map(str, sorted(recorded(folder))))
         raise InputError(
             f"{text.rpartition('/')[0]!r} has no attempt {number}; it has {known or 'none'}", "caraml history shows all of them"

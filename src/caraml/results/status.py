@@ -16,7 +16,8 @@ from caraml.base.files import open_to_append
 from caraml.base.format import count
 from caraml.base.limits import LINE, opened
 from caraml.results.claim import BUILT_IN, STARTED, Runner, alive, handle_of, holder, kind_of, launcher_plugins, not_installed
-from caraml.results.store import RECORD, Listing, Store, attempts
+from caraml.results.rows import has_record
+from caraml.results.store import Listing, Store, attempts
 
 PROGRESS = "progress.jsonl"
 
@@ -146,7 +147,7 @@ def _under_way(store: Store, key: str, label: str, name: str) -> Standing | None
     """The attempt of a point that has no record yet, if its newest is one and has not been given up."""
     number = max(attempts(store.points / name), default=0)
     folder = store.points / name / str(number)
-    if not number or (folder / RECORD).exists():
+    if not number or has_record(folder):
         return None
     runner, handle = holder(folder)[1], handle_of(folder)
     lives = runner is not None and alive(runner, store.root)

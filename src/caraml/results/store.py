@@ -33,7 +33,7 @@ from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line
 from caraml.base.files import intruder, make_folder, nearest_folder, new_folder_beside, trusting, who_else, write_file, write_new
 from caraml.base.limits import LISTING, read_json
 from caraml.results.reading import POINT, read_record, record_of, see_readable
-from caraml.results.rows import RECORD, Index, Scalar, attempts, recorded
+from caraml.results.rows import RECORD, Index, Scalar, attempts, point_folders, recorded
 from caraml.system.variables import digest, forget
 
 if TYPE_CHECKING:  # building these models takes longer than listing ten thousand records by the index, which does without
@@ -314,10 +314,10 @@ class Store:
 
     def names(self) -> dict[str, str]:
         """Name of each point's folder by the point's key, in the order in which they last changed."""
-        try:
-            found = {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(self.points) if "-" in entry.name}
-        except FileNotFoundError:
-            return {}
+        found = dict[str, int]()
+        for entry in point_folders(self.points):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                found[entry.name] = entry.stat(follow_symlinks=False).st_mtime_ns
         return {name.rpartition("-")[2]: name for name in sorted(found, key=lambda name: (found[name], name))}
 
 
