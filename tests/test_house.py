@@ -128,10 +128,10 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_073,
+    "analysis": 4_080,
     "base": 3_158,
-    "campaign": 1_723,
-    "cli": 1_700,
+    "campaign": 1_726,
+    "cli": 1_712,
     "data": 781,
     "engine": 5_230,
     "launch": 1_878,
@@ -139,7 +139,7 @@ LINES = {
     "power": 5_202,
     "reference": 515,
     "report": 4_927,
-    "results": 3_547,
+    "results": 3_603,
     "suite": 2_722,
     "system": 3_589,
     "verify": 1_066,
