@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -207,11 +208,23 @@ def test_a_disk_that_fails_for_a_moment_ends_no_job_and_takes_none_away(
 
 
 @pytest.mark.parametrize("text", ["", f"x {'1' * 5000} 1"], ids=["of a full disk", "no number of a process"])
-def test_a_broken_claim_is_nobody_s(text: str, tmp_path: Path, make_point: MakePoint) -> None:
+def test_a_broken_claim_is_nobody_s(text: str, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caraml.campaign.attempt._ANNOUNCING_SECONDS", 0.0)
     store = Store(tmp_path)
     name, attempt = claimed(store, make_point, DEAD, {STARTED: f"{'1' * 5000} 1 node7 -\n"} if text else {})
     (attempt / f"{CLAIM}1").write_text(text)
     assert find(store, name, myself()).busy is None
+
+
+def test_a_claim_that_is_being_written_is_waited_for(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are no hard links it is empty for a moment: another runner took the attempt from the one that had just taken it."""
+    store, other = Store(tmp_path), Runner("other~1~2", 7, "1")
+    name, attempt = claimed(store, make_point, DEAD, {f"{CLAIM}2": ""})
+    (tmp_path / RUNNERS).mkdir()
+    (tmp_path / RUNNERS / other.file).touch()
+    clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda seconds: (attempt / f"{CLAIM}2").write_text(str(other)))
+    monkeypatch.setattr("caraml.campaign.attempt.time", clock)
+    assert find(store, name, myself()).busy == other and holder(attempt) == (2, other)
 
 
 def test_one_at_a_time_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,15 @@ import errno
 import os
 import threading
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from caraml.base import files
 from caraml.base.files import names_now, there
 from caraml.campaign import attempt
 from caraml.campaign.runner import run_campaign
@@ -83,6 +87,42 @@ def test_what_is_not_there_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         there(tmp_path / "gone")
 
 
+def test_a_record_that_comes_while_it_is_asked_for_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of its name was made to ask for it, and removed: where the name was free just then, or a disk makes files anew that are
+    there, whatever had the name by then."""
+    record = tmp_path / RECORD
+    monkeypatch.setattr(files, "names_now", lambda folder: [RECORD])
+
+    def then_it_comes(do: Callable[..., Any], *names: Any, **options: Any) -> Any:
+        try:
+            return do(*names, **options)
+        finally:
+            if str(record) in map(str, names):
+                record.write_text("whole")
+
+    with monkeypatch.context() as patch:
+        for name in ("link", "open"):
+            patch.setattr(os, name, partial(then_it_comes, getattr(os, name)))
+        assert there(record) and record.read_text() == "whole" and seen_in(tmp_path) == [RECORD]
+    record.unlink()
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert not there(tmp_path / "link" / RECORD) and seen_in(tmp_path) == ["link"], "no second name of a link"
+
+
+@pytest.mark.parametrize("why", ["owned", "open_new"], ids=["a folder of somebody else", "a full disk"])
+def test_a_record_is_shown_where_nothing_can_be_made(why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, disk = tmp_path / RECORD, LateDisk(tmp_path, monkeypatch)
+    assert not record.exists() and seen_in(tmp_path) == []
+    with disk.elsewhere():
+        record.touch()
+
+    def full(path: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", path)
+
+    monkeypatch.setattr(files, why, {"owned": lambda folder: False, "open_new": full}[why])
+    assert not record.exists() and there(record) and record.exists()
+
+
 def test_attempts_of_several_hosts_that_do_not_see_each_other_s_have_numbers_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_point: MakePoint
 ) -> None:
@@ -119,11 +159,13 @@ def test_what_a_worker_on_another_host_put_away_is_in_the_record(
 def test_without_hard_links_one_of_several_still_takes_an_attempt_over(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on exFAT, in some containers' folders, and where sshfs is told so: it ended the campaign."""
+    """As on exFAT, in some containers' folders, and where sshfs is told so: it ended the campaign. Nobody reads a part of a claim."""
 
     def link(source: str, target: str) -> None:
         raise OSError(number, os.strerror(number), source, None, target)
 
+    write_new, written = files.write_new, list[str]()
+    monkeypatch.setattr(files, "write_new", lambda path, *rest, **mode: (written.append(Path(path).name), write_new(path, *rest, **mode)))
     monkeypatch.setattr(os, "link", link)
     assert [take_over(tmp_path, 1, myself()) for _ in range(2)] == [True, False]
-    assert seen_in(tmp_path) == ["claim.2"] and holder(tmp_path) == (2, myself())
+    assert seen_in(tmp_path) == ["claim.2"] and holder(tmp_path) == (2, myself()) and "claim.2" not in written

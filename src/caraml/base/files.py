@@ -118,22 +118,27 @@ def write_new(path: Name, content: str | bytes, *, mode: int = 0o644) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-def write_once(path: Name, content: str | bytes, *, mode: int = 0o644) -> None:
-    """As :func:`write_new`, but where there are hard links nobody ever sees a part of it. Raises ``FileExistsError``; of several that try,
-    one succeeds."""
+def write_once(path: Name, content: str | bytes, *, mode: int = 0o644) -> bool:
+    """As :func:`write_new`, but nobody ever sees a part of it; where there are no hard links it is empty at first. False where it is there
+    already; of several that try, one succeeds."""
     path = os.fspath(path)
     temporary = _temporary(path)
     with _told(path, temporary):
         try:
             write_new(temporary, content, mode=mode)
-            os.link(temporary, path)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            write_new(path, content, mode=mode)
+            try:
+                os.link(temporary, path)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                open_new(path, mode=mode).close()
+                os.rename(temporary, path)  # noqa: PTH104 -- in place of what is empty, and nobody else's
+        except FileExistsError:
+            return False
         finally:
             with suppress(OSError):
                 os.unlink(temporary)  # noqa: PTH108
+    return True
 
 
 @contextmanager
@@ -214,15 +219,12 @@ def names_now(folder: Name) -> list[str]:
 def there(path: Name) -> bool:
     """Whether a file is there, also one that another host made a moment ago and a network's disk does not show yet; then it is shown.
     Raises ``OSError`` where its folder is there and cannot be listed."""
-    folder, name = os.path.split(os.fspath(path))
-    try:
-        if os.path.lexists(path) or name not in names_now(folder or "."):
-            return os.path.lexists(path)
-    except FileNotFoundError:
-        return False
-    with suppress(OSError):  # it exists: with this answer a kernel forgets that it did not
-        open_new(path).close()
-        os.unlink(path)  # noqa: PTH108 -- removed meanwhile
+    folder = os.path.dirname(path) or "."  # noqa: PTH120
+    with suppress(FileNotFoundError):  # no such folder
+        if not os.path.lexists(path):
+            names_now(folder)
+            with suppress(OSError):  # no folder gets a second name, so nothing is made; but first a kernel asks whether this one is taken
+                os.link(f"{folder}/.", path)
     return os.path.lexists(path)
 
 

@@ -40,7 +40,7 @@ _ASLEEP_SECONDS = 1.0
 """A machine that slept for longer while the shell alone ran a program has no time of it: of all clocks that the shell can read, none stops
 then."""
 _ANNOUNCING_SECONDS = 1.0
-"""How long a script may take between making its announcement and writing it."""
+"""How long a script may take between making its announcement and writing it, and a runner with its claim where there are no hard links."""
 
 
 @dataclass
@@ -142,6 +142,9 @@ def find(store: Store, name: str, me: claim.Runner, launcher: str = "local") -> 
 def _take(store: Store, attempt: Path, me: claim.Runner, launcher: str) -> FoundAttempt | None:
     """Take over an attempt that has no record; ``None`` when nothing of it will ever come."""
     number, runner = claim.holder(attempt)
+    if number and runner is None:
+        _await_text(attempt / f"{claim.CLAIM}{number}")
+        number, runner = claim.holder(attempt)
     if runner is not None and runner != me and claim.alive(runner, store.root):
         return FoundAttempt(busy=runner)
     hidden = claim.away(attempt) or (runner if runner is not None and runner.place != me.place else None)
@@ -165,10 +168,15 @@ def _take(store: Store, attempt: Path, me: claim.Runner, launcher: str) -> Found
 
 def _announced(attempt: Path) -> str | None:
     """The handle in an announcement that may be being written just now."""
-    deadline = time.monotonic() + _ANNOUNCING_SECONDS
-    while not (attempt / claim.STARTED).stat().st_size and time.monotonic() < deadline:
-        time.sleep(0.02)
+    _await_text(attempt / claim.STARTED)
     return claim.handle_of(attempt, announced=True)
+
+
+def _await_text(path: Path) -> None:
+    """Wait a moment for a file that is empty as it is being written just now."""
+    deadline = time.monotonic() + _ANNOUNCING_SECONDS
+    while os.path.lexists(path) and not path.lstat().st_size and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def note_handle(folder: Path, handle: str, launcher: str) -> bool:

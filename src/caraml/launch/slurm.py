@@ -188,12 +188,8 @@ class SlurmLauncher:
         make_folder(self._folder)
         for number in itertools.count(1):
             path = self._folder / f"{kind}-{number}.sh"
-            try:
-                write_once(path, text)
-            except FileExistsError:
-                if self._asks or path.read_text(encoding="utf-8") != text:
-                    continue
-            break
+            if write_once(path, text) or (not self._asks and path.read_text(encoding="utf-8") == text):
+                break
         return path
 
     # -- watching ------------------------------------------------------------------------------------------------------

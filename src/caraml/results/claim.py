@@ -210,11 +210,7 @@ def holder(attempt: Path) -> tuple[int, Runner | None]:
 
 def take_over(attempt: Path, newest: int, runner: Runner) -> bool:
     """Claim an attempt after claim number ``newest``, whose runner is dead. False when another runner was faster."""
-    try:
-        write_once(attempt / f"{CLAIM}{newest + 1}", str(runner))
-    except FileExistsError:
-        return False
-    return True
+    return write_once(attempt / f"{CLAIM}{newest + 1}", str(runner))
 
 
 def withdraw(attempt: Path) -> bool:

@@ -67,13 +67,8 @@ class Failure(FrozenModel):
 
 def note_failure(folder: Path, failure: Failure) -> bool:
     """Leave a failure behind, unless another rank was first: the first cause is the one that matters. Whether this was it."""
-    if (folder / FAILURE).exists():  # what another node has written a moment ago may not be seen here yet
-        return False
-    try:
-        write_once(folder / FAILURE, failure.model_dump_json(indent=1))
-    except FileExistsError:
-        return False
-    return True
+    # What another node has written a moment ago may not be seen here yet.
+    return not (folder / FAILURE).exists() and write_once(folder / FAILURE, failure.model_dump_json(indent=1))
 
 
 def reason_of(error: BaseException) -> str:

@@ -146,10 +146,9 @@ def _key() -> bytes:
     """The user's key, made where there is none yet."""
     path = config_home() / "digest-key"
     try:
-        with suppress(FileExistsError):
-            if not path.exists():
-                make_folder(path.parent)  # which others could fill with systems if the umask let them
-                write_once(path, secrets.token_bytes(_SALT_BYTES), mode=0o600)
+        if not path.exists():
+            make_folder(path.parent)  # which others could fill with systems if the umask let them
+            write_once(path, secrets.token_bytes(_SALT_BYTES), mode=0o600)
         known, key = path.stat(), read_bytes(path, _SALT_BYTES)
     except (OSError, InputError) as error:
         why = error.strerror if isinstance(error, OSError) else error.line
