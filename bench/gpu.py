@@ -121,7 +121,7 @@ def heard(program: subprocess.Popen[str], seconds: float, hear: Callable[[str], 
             last = line.strip() or last
             hear(line.rstrip())
         program.wait()
-    except TimeoutError:
+    except subprocess.TimeoutExpired:
         return f"not ready within {seconds:.0f} s"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -155,7 +155,7 @@ def first_step(point: Point, device: str) -> None:
 
 
 def _too_long(number: int, frame: object) -> None:
-    raise TimeoutError
+    raise subprocess.TimeoutExpired("", 0.0)  # unlike TimeoutError no OSError, which a table that cannot be written is
 
 
 def correctness(
@@ -213,9 +213,7 @@ def _how(options: argparse.Namespace) -> str:
 
 def held(work: str, options: argparse.Namespace) -> subprocess.Popen[str]:
     """The programs of a work, which start and compile, and take no turns before ``beside`` asks for them."""
-    kept = _kept(work, options)
-    kept.unlink(missing_ok=True)  # an earlier run's turns are none of this one
-    return begun([*turns_of(work, options), "--rounds", str(ROUNDS), "--json", str(kept), "--hold"], stdin=subprocess.PIPE)
+    return begun([*turns_of(work, options), "--rounds", str(ROUNDS), "--json", str(_kept(work, options)), "--hold"], stdin=subprocess.PIPE)
 
 
 def _kept(work: str, options: argparse.Namespace) -> Path:
@@ -236,8 +234,7 @@ def beside(one: dict[str, Any], options: argparse.Namespace, seconds: float, pro
         one["failed"] = heard(program, seconds, lambda line: lines.append(line) or say(f"    {line}"))
     finally:
         title, rows, out = ([line for line in lines if re.match(kind, line)] for kind in (r".*; load [\d.]+ before", r"\|", "left out: "))
-        rounds = [*title, "", *rows] if title else _rounds(_kept(one["work"], options))
-        one["table"] = [*rounds, *(["", "; ".join(out)] if out else [])]
+        one["table"] = _shown(title, rows, out) if title else _rounds(_kept(one["work"], options))
 
 
 def _rounds(kept: Path) -> list[str]:
@@ -245,9 +242,14 @@ def _rounds(kept: Path) -> list[str]:
     with suppress(OSError, ValueError):
         (one,) = json.loads(kept.read_text(encoding="utf-8"))
         turns = {name: [Turn(**turn) for turn in own] for name, own in one.get("turns", {}).items() if own}
-        rounds = max(map(len, turns.values()), default=0)
-        return [f"batch {one['batch']}; {one['precision']}, {rounds} rounds", "", *table(turns, one["batch"])] if turns else []
+        if turns:
+            title = f"batch {one['batch']}; {one['precision']}, {max(map(len, turns.values()))} rounds"
+            return _shown([title], table(turns, one["batch"]), [f"left out: {why}" for why in one["left_out"]])
     return []
+
+
+def _shown(title: list[str], rows: list[str], out: list[str]) -> list[str]:
+    return [*title, "", *rows, *(["", "; ".join(out)] if out else [])]
 
 
 class Lines:
@@ -319,7 +321,7 @@ class Found:
     records: list[Record] = field(default_factory=list)
     beside: list[dict[str, Any]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    why: str = "the time was over"
+    why: str = "it ended before"
     """Why parts are left out."""
     failed: list[str] = field(default_factory=list)
     """Parts that could not even be begun, each with the reason."""
@@ -398,7 +400,7 @@ def asked_for() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Correctness, then rates; 0 if every check held and every point has a result."""
+    """Correctness, then rates; 0 if every check held and all that was begun has a result."""
     options = asked_for()
     if options.device is None:
         say("torch sees no GPU and no other accelerator; next step: caraml doctor")
@@ -444,6 +446,10 @@ def measure(found: Found, campaign: Campaign, points: Sequence[PlannedPoint], op
         return deadline - time.monotonic()
 
     def known(one: Check) -> None:
+        if not found.checks:  # an earlier run's turns are none of this one, whose tables are written from now on
+            with suppress(OSError):
+                for earlier in options.folder.glob("beside-*.json"):
+                    earlier.unlink()
         found.checks.append(one)
         found.write(options.folder)
 
@@ -475,9 +481,7 @@ def measure(found: Found, campaign: Campaign, points: Sequence[PlannedPoint], op
             parts.popleft()
             found.left_out = [_name(part) for part in parts]
             found.write(options.folder)
-    except KeyboardInterrupt:
-        found.why = "it was ended from outside"
-        raise
+        found.why = "the time was over"
     finally:
         for program in waiting.values():
             end(program)

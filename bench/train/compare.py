@@ -34,6 +34,7 @@ from gate import PIPES
 from spec import Spec, point_of
 from turns import Program, Turn, median, ratio, take_turns
 
+from caraml.base.files import write_file
 from caraml.launch.script import environment_of
 from caraml.workloads.gpt import Params
 
@@ -319,7 +320,7 @@ def _keep(kept: list[dict[str, Any]], before: float, file: Path | None, turns: d
     kept[-1] |= {"load": [before, os.getloadavg()[0]], "turns": own, "left_out": missing}
     try:
         if file is not None:
-            file.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+            write_file(file, json.dumps(kept, indent=1))  # whole also if this is ended in between
     except OSError as error:  # as on a full disk: the table is shown all the same
         print(f"not written: {error}", file=sys.stderr)
 

@@ -110,6 +110,14 @@ def test_a_part_that_crashes_or_takes_too_long_takes_nothing_with_it(gpu: Module
     assert ran("import os; print(*(os.environ[name] for name in ('OMP_NUM_THREADS', 'TORCHINDUCTOR_COMPILE_THREADS')))") is None
     assert said == ["one", "no such device", "two", "3 7"], "who compiles beside others starts fewer processes, unless it is told"
 
+    def late(line: str) -> None:
+        """Its time is over while the table is written."""
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        gpu.Found("T").write(Path())
+
+    monkeypatch.setattr(gpu, "write_file", lambda *_: time.sleep(60))
+    assert ran("import time; print(flush=True); time.sleep(1)", late) == "not ready within 60 s", "no disk that is full"
+
 
 def test_others_compile_while_the_device_is_checked(gpu: ModuleType, tmp_path: Path) -> None:
     """They are waited for if somebody asks; one that is not ready in time is ended."""
@@ -206,7 +214,7 @@ def test_parts_come_in_turns_and_each_leaves_its_table(
             self.point, self.total = work[0].planned.point, total
 
         def records(self) -> list[Record]:
-            assert self.total == 2
+            assert self.total == 2 and "because it ended before: " in next(tmp_path.glob("out/*/gpu.md")).read_text(), "by kill -9, say"
             done.append(self.point.benchmark)
             return [Record(key=self.point.key, attempt=1, point=self.point, status="ok", started_at="x", metrics={})]
 
@@ -243,7 +251,7 @@ def test_parts_come_in_turns_and_each_leaves_its_table(
     kept = json.loads((folder / "gpu.json").read_text())
     assert [(one["work"], one["failed"]) for one in kept["beside"]] == [(first, None), (second, "ended before it was done")]
     assert len(kept["records"]) == 1 and kept["left_out"][0] == f"{second} in turns" and len(kept["left_out"]) == 4 - 1
-    assert "Left out, because it was ended from outside: " in (folder / "gpu.md").read_text()
+    assert "Left out, because it ended before: " in (folder / "gpu.md").read_text()
     monkeypatch.setattr(gpu, "correctness", checked(2.0))
     assert gpu.main() == 1 and ended == [first], "who waits is ended where nothing is timed"
     monkeypatch.setattr(gpu, "BESIDE_MEMORY", 1e15)
@@ -257,24 +265,23 @@ def test_parts_come_in_turns_and_each_leaves_its_table(
     assert f"Not measured: {second} in turns: Zero" in (folder / "gpu.md").read_text()
     monkeypatch.setattr(gpu, "BEGAN", -3600.0)
     done.clear()
-    assert gpu.main() == 0 and done == ["checks"], "what it takes until torch is loaded is part of the time"
+    assert gpu.main() == 0 and done == ["checks"] and "because the time was over: " in (folder / "gpu.md").read_text(), "loading it counts"
 
 
 def test_rounds_of_a_comparison_that_is_ended_are_in_the_table(gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From outside, or as it takes too long to end: its own table comes last. An earlier run's rounds are none of it."""
+    """From outside, or as it takes too long to end: its own table comes last."""
     options = argparse.Namespace(
         folder=tmp_path, device="cpu", precision="fp32", batch=None, memory=0, nanogpt=None, timm=None, torchvision=None
     )
     kept = tmp_path / "beside-gpt2.json"
-    kept.write_text("of an earlier run")
     monkeypatch.setattr(gpu, "begun", lambda command, **pipes: command[command.index("--json") + 1])
-    assert gpu.held("gpt2", options) == str(kept) and not kept.exists()
+    assert gpu.held("gpt2", options) == str(kept)
     turn = {"wall": 0.5, "cpu": 0.1, "memory": 1}
     rounds = {"CARAML": [turn] * 2, "a peer": [{**turn, "wall": 1.0}] * 2, "ended": []}
 
     def heard(program: object, seconds: float, hear: Callable[[str], None]) -> str:
-        hear("left out: another: no path was given")
-        kept.write_text(json.dumps([{"batch": 4, "precision": "fp32", "turns": rounds}]))
+        left_out = ["another: no path was given"]
+        kept.write_text(json.dumps([{"batch": 4, "precision": "fp32", "turns": rounds, "left_out": left_out}]))
         if not seconds:
             raise KeyboardInterrupt
         return "not ready within 9 s"
@@ -294,7 +301,8 @@ def test_rounds_of_a_comparison_that_is_ended_are_in_the_table(gpu: ModuleType, 
 def test_where_nothing_can_be_kept_nothing_is_measured(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And what can be kept no longer, as on a disk that is full by then, is shown. An earlier run's table outlives one without a check."""
+    """And what can be kept no longer, as on a disk that is full by then, is shown. An earlier run's table and turns outlive one without a
+    check, and are none of one with a check."""
     (tmp_path / "suite.toml").write_text(TINY_SUITE)
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
@@ -315,6 +323,8 @@ def test_where_nothing_can_be_kept_nothing_is_measured(
     (folder,) = (tmp_path / "out").iterdir()
     earlier = (folder / "gpu.md").read_text()
     assert "other load on the GPUs: 1: process 4242 on GPU 0\n\n| claim |" in earlier, "by which every rate may be too low"
+    turns = folder / "beside-gpt2.json"
+    turns.touch()
 
     def ended(*_: object) -> None:
         raise KeyboardInterrupt
@@ -322,7 +332,7 @@ def test_where_nothing_can_be_kept_nothing_is_measured(
     monkeypatch.setattr(gpu, "correctness", ended)
     with pytest.raises(KeyboardInterrupt):
         ran("out")
-    assert (folder / "gpu.md").read_text() == earlier
+    assert (folder / "gpu.md").read_text() == earlier and turns.exists()
 
     def checked_one(options: object, points: object, works: object, seconds: float, known: Callable[[object], None]) -> None:
         known(gpu.Check("first", 0.5, 1.0))
@@ -331,7 +341,7 @@ def test_where_nothing_can_be_kept_nothing_is_measured(
     monkeypatch.setattr(gpu, "correctness", checked_one)
     with pytest.raises(KeyboardInterrupt):
         ran("out")
-    assert "| first | 0.5 | 1 | yes |" in (folder / "gpu.md").read_text()
+    assert "| first | 0.5 | 1 | yes |" in (folder / "gpu.md").read_text() and not turns.exists()
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

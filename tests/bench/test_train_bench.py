@@ -96,6 +96,22 @@ def test_no_round_begins_that_would_not_end_in_time(turns, monkeypatch: pytest.M
     assert limits[0] == 25.0 + turns.LATE + 2.0 and limits[-1] == (25.0 - (now[0] - 2.0)) + turns.LATE + 2.0
 
 
+def test_a_round_that_cannot_be_written_whole_leaves_those_before(turns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    """Who waits for the table ends the comparison at any moment: it has the rounds from the file then."""
+    import compare
+
+    def ended(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    kept, file = [dict[str, object]()], tmp_path / "kept.json"
+    compare._keep(kept, 0.0, file, {"CARAML": [turns.Turn(0.1, 0.1)]}, [])
+    before = file.read_text()
+    monkeypatch.setattr("os.fsync", ended)
+    with pytest.raises(KeyboardInterrupt):
+        compare._keep(kept, 0.0, file, {"CARAML": [turns.Turn(0.1, 0.1)] * 2}, [])
+    assert file.read_text() == before
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_contestants_run_alike_but_for_what_they_are(turns, device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """As many threads for each, tokens from the host for each GPT; CARAML's other ways only where they are asked for and can run."""
