@@ -20,7 +20,7 @@ from caraml.metrics.energy import powers
 from caraml.metrics.model import Metric
 from caraml.power import Meter
 from caraml.power.energy import boundary_energy
-from caraml.power.merge import displaced, merge, over_nodes
+from caraml.power.merge import displaced, merge, merge_folder, over_nodes
 from caraml.power.model import Boundary, Channel, ChannelEnergy, Kind, Reading, WindowEnergy
 from caraml.power.source import SourceUnavailable, create
 from caraml.power.sources.board import RedfishSource
@@ -117,6 +117,21 @@ def test_a_boundary_that_one_node_lacks_is_not_a_total() -> None:
     merged = merge([("n1", window("n1", {"a": 100})), ("n2", window("n2", {"c": 50}, boundary="cpu"))])
     assert merged.boundaries["device"].total_j is None
     assert merged.boundaries["cpu"].total_j is None
+
+
+@pytest.mark.parametrize("ended", [{}, {"signal": 11, "reason": "the command was ended by SIGSEGV"}])
+def test_a_total_is_valid_where_no_rank_was_ended_also_without_a_sensor(tmp_path: Path, ended: dict[str, Any]) -> None:
+    """One rank of a node reads its processors: that a signal had ended another, which has no sensor, went unnoticed."""
+    bare = WindowEnergy("train", 0.0, 10.0, reason="no power sensor", node="n1")
+    of_ranks = [
+        {"energy": window("n1", {"a": 100}, boundary="cpu").to_dict(), "valid": True},
+        {"energy": bare.to_dict(), "valid": False, "reason": bare.reason, **ended},
+    ]
+    for number, known in enumerate(of_ranks):
+        (tmp_path / f"energy.{number}.json").write_text(json.dumps({"rank": number, "world_size": 2, **known}))
+    merged = merge_folder(tmp_path)
+    assert (merged.valid, merged.boundaries["cpu"].total_j) == (not ended, 100)
+    assert merged.reason == (f"rank 1: {ended['reason']}" if ended else None)
 
 
 def test_only_windows_of_one_name_are_merged() -> None:

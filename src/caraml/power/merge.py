@@ -222,8 +222,9 @@ def merge_folder(folder: Path) -> MergedEnergy:
             document = json.loads(content, parse_float=_number, parse_constant=_number)
             size = document.get("world_size") or 0
             name, window = _part(document, file.stem)
-            if window.valid and window.reason:
-                doubts.append(f"{name}: {window.reason}")
+            own = document.get("reason") or "not valid"  # of a rank without a sensor of its own, too
+            if window.duration_s > 0 and not document.get("valid", True) and (window.valid or own != document["energy"].get("reason")):
+                doubts.append(f"{name}: {_reader(str).validate_python(own)}")
         except OSError as error:
             raise InputError(f"{file}: cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
