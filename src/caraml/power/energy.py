@@ -207,8 +207,7 @@ def boundary_energy(channels: list[ChannelEnergy], duration: float) -> BoundaryE
     if len(known) < len(chosen):
         parts = [*known, *(c.partial_j for c in chosen if c.partial_j is not None)]
         total.partial_j = sum(parts) if parts else None
-        missing = [f"{c.id}: {c.reason or 'no number'}" for c in chosen if c.energy_j is None]
-        total.reason = "; ".join(missing)
+        total.reason = "; ".join(f"{c.id}: {c.reason or 'no number'}" for c in chosen if c.energy_j is None)
         return total
     total.energy_j = sum(known)
     total.mean_w = total.energy_j / duration if duration > 0 else None

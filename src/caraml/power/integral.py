@@ -95,10 +95,8 @@ def sampling_bound(t: list[float], power: list[float], period: float = 0.0) -> f
     changes = [b - a for a, b in pairwise(power)]
     gaps = [b - a for a, b in pairwise(t)]
     lone = _lone_steps(changes)
-    variance, curvature = 0.0, 0.0
-    for change, gap, alone in zip(changes, gaps, lone, strict=True):
-        if alone:
-            variance += change**2 * (gap**2 + period**2) / 12
+    variance = sum(change**2 * (gap**2 + period**2) / 12 for change, gap, alone in zip(changes, gaps, lone, strict=True) if alone)
+    curvature = 0.0
     for i in range(1, len(power) - 1):
         width = (t[i + 1] - t[i - 1]) / 2
         if lone[i - 1] or lone[i] or width <= 0:
@@ -143,24 +141,34 @@ def averaged_bound(series: ReadingSeries, channel: Channel, start: float, end: f
     A mean over W seconds takes W / 2 for the middle half of a step, by which it is late at the edges, and in any time dt changes by no more
     than dt / W of what power does, which is taken to be twice what is shown. So W is no more than twice the shortest time in which readings
     went through the middle half of their range, or would have gone through all of it as they do in a lone jump; where the window may be all
-    that moved them, nobody knows. ``busy``: what ran did so until the end, so what is shown then tells nothing more of it.
+    that moved them, nobody knows, and single values may be false. ``busy``: what ran did so until the end, so what is shown then tells
+    nothing more of it.
     """
     if channel.lag_s < CONTROLLER_LAG_S:
         return 0.0
-    (t, value), low, high = (series.t, series.value), min(series.value), max(series.value)
+    t, value = series.t, _lasting(series, channel.update_period_s)
+    low, high = min(value), max(value)
     quarter = (high - low) / 4
     outside = [(i, v > high - quarter) for i, v in enumerate(value) if not low + quarter <= v <= high - quarter]
     passed = [t[j] - t[i] for (i, above), (j, below) in pairwise(outside) if above != below]
-    shortest = min([*passed, *_jumps(series, channel.update_period_s, high - low)], default=0.0)
+    shortest = min([*passed, *_jumps(t, value, channel.update_period_s, high - low)], default=0.0)
     longest = min(SLOWEST_S if 2 * shortest > WHOLE * (end - start) else 2 * (shortest - channel.mean_window_s), SLOWEST_S)
     low, high = series.extremes(start - longest, end if busy else end + longest) or (low, high)
     return longest * (high - low) if longest > channel.lag_s else 0.0
 
 
-def _jumps(series: ReadingSeries, period: float, swing: float) -> Iterator[float]:
+def _lasting(series: ReadingSeries, period: float) -> list[float]:
+    """The values; in place of one unlike both those a ``period`` [s] before and after it, which may be false, the nearer of them."""
+    t, value = series.t, series.value
+    before = (value[max(bisect_right(t, at - period) - 1, 0)] for at in t)
+    after = (value[min(bisect_left(t, at + period), len(t) - 1)] for at in t)
+    return [sorted(three)[1] for three in zip(before, value, after, strict=True)]
+
+
+def _jumps(t: Sequence[float], value: Sequence[float], period: float, swing: float) -> Iterator[float]:
     """Of each change between three values and the next three that are all above or below them, the time in which power would go through
     its ``swing`` [W] as fast as there [s]. Values are up to ``period`` [s] old."""
-    (t, value), told = (series.t, series.value), told_anew(series.t, period)
+    told = told_anew(t, period)
     for i in range(NEAR, len(told) - NEAR + 1):
         before, after = ([value[k] for k in told[at : at + NEAR]] for at in (i - NEAR, i))
         if (apart := max(min(after) - max(before), min(before) - max(after))) > 0:
@@ -199,16 +207,13 @@ def power_energy(
     shift = usable_shift(channel.age_s, series, end)
     dated = ReadingSeries(array("d", (t - shift for t in series.t)), series.half, series.value)
     t, power = _closed(dated, start, end)
-    low, high = min(power), max(power)
-    duration = end - start
-    estimate.energy_j = trapezoid(t, power)
-    estimate.peak_w = high
+    duration, low, high = end - start, min(power), max(power)
+    estimate.energy_j, estimate.peak_w = trapezoid(t, power), high
 
     window = channel.mean_window_s
     near = max(window, channel.update_period_s, interval)
     ranges = [hi - lo for lo, hi in (dated.extremes(at - near, at + near) or (0.0, 0.0) for at in (start, end))]
-    late = channel.age_s - shift
-    held = channel.update_period_s / 2
+    late, held = channel.age_s - shift, channel.update_period_s / 2
     estimate.parts = {
         "sampling": sampling_bound(t, power, channel.update_period_s),
         "lag": sum(max(r, HIDDEN_SWING * high) * window / 8 + r * (held + late) for r in ranges)

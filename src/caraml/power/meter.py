@@ -72,12 +72,8 @@ class ClockLog:
     def flags(self, start: float, end: float) -> list[str]:
         """``clock_step`` if the wall clock was set, ``suspended`` if the machine slept, between the two instants."""
         first, last = max(bisect_right(self._t, start) - 1, 0), min(bisect_right(self._t, end), len(self._t) - 1)
-        found = []
-        for offsets, limit, flag in ((self._wall, STEP_S, "clock_step"), (self._boot, SUSPEND_S, "suspended")):
-            seen = offsets[first : last + 1]
-            if max(seen) - min(seen) > limit:
-                found.append(flag)
-        return found
+        watched = ((self._wall, STEP_S, "clock_step"), (self._boot, SUSPEND_S, "suspended"))
+        return [flag for offsets, limit, flag in watched if max(seen := offsets[first : last + 1]) - min(seen) > limit]
 
 
 class MeterWindow(ContextDecorator):
@@ -258,8 +254,7 @@ class Meter:
         """Power now [W], for a live display: the sum over accelerators (modules where known), else processors, else the node."""
         known = [(channel, power) for channel, power in self.powers() if power is not None]
         for boundaries in (("module", "device"), ("cpu",), ("node_dc",), ("node_ac",)):
-            seen = [pair for pair in known if pair[0].boundary in boundaries]
-            if seen:
+            if seen := [pair for pair in known if pair[0].boundary in boundaries]:
                 return sum(_one_view(seen, hardware, boundaries) for hardware in {channel.hardware for channel, _ in seen})
         return None
 
