@@ -71,6 +71,14 @@ def test_nobody_else_writes_to_what_a_record_is_made_of(tmp_path: Path) -> None:
     assert modes == {STARTED: 0o644, LOG: 0o644, "mask": 0o664} and (tmp_path / "mask").read_text() == "0002\n", "the program has its own"
 
 
+def test_a_start_that_cannot_be_noted_is_not_told_as_one_before(tmp_path: Path) -> None:
+    """On a full disk a job said that it had been started before."""
+    full, before = "this attempt cannot be noted as started: its disk may be full;", "this attempt was started before;"
+    for words, told in (("trap '' XFSZ\nulimit -f 0", full), ("rm started", ""), ("", before)):
+        done = subprocess.run(["bash"], input=f"cd {tmp_path}\n{words}\n{GATE}", capture_output=True, text=True, check=False)
+        assert done.returncode == (75 if told else 0) and done.stderr.startswith(told)
+
+
 def test_cancelling_ends_the_whole_group(tmp_path: Path) -> None:
     launcher = LocalLauncher()
     (handle,) = launcher.submit([job(tmp_path, f"trap '' TERM\nsleep 900 & echo $! > {tmp_path}/child\nwait\nsleep 900")])

@@ -57,7 +57,8 @@ _job=${{_job:-${{SLURM_JOB_ID:--}}}}
 read -r _host </proc/sys/kernel/hostname  # a queue may hand on the HOSTNAME of where the job was submitted
 if ! echo "$$ ${{_self[21]}} $_host $_job" 2>/dev/null >{STARTED} &&
   [[ ${{SLURM_RESTART_COUNT:-0}} -eq 0 || $(<{STARTED}) = {WITHDRAWN} ]]; then
-  echo "this attempt was started before; remove {STARTED} to start it by hand, or have a new one made: caraml retry" >&2
+  [ -s {STARTED} ] && _why="was started before" || _why="cannot be noted as started: its disk may be full"
+  echo "this attempt $_why; remove {STARTED} to start it by hand, or have a new one made: caraml retry" >&2
   exit 75
 fi
 set +C
