@@ -139,7 +139,7 @@ LINES = {
     "power": 5_202,
     "reference": 515,
     "report": 4_927,
-    "results": 3_594,
+    "results": 3_595,
     "suite": 2_722,
     "system": 3_588,
     "verify": 1_066,
