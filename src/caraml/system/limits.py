@@ -33,7 +33,7 @@ from caraml.system.kernels import DTYPES, Kernel, Kind, Search, Shape, Stopwatch
 from caraml.system.model import DType
 from caraml.system.variables import PROBE, seconds_asked
 
-METHOD_VERSION = 5
+METHOD_VERSION = 6
 """Raised when kernels, data or statistics of a search change, or what is kept of it, so that kept limits are not mixed."""
 
 SEARCH_SECONDS: dict[Kind, float] = {"arithmetic": 3.0, "memory": 0.6, "cache": 0.3}
