@@ -34,7 +34,7 @@ from caraml.worker.command import COMMAND, Command, peak_memory
 from caraml.worker.command_record import Output, Ran, Sensors, once, record_of_run
 from caraml.workloads.command import Params, filled, filled_command, names_of, references
 
-_VISIBLE_SECONDS = 10.0
+_VISIBLE_SECONDS = 30.0
 _LOOK_SECONDS = 0.25
 _ASLEEP_SECONDS = 1.0
 """A machine that slept for longer while the shell alone ran a program has no time of it: of all clocks that the shell can read, none stops
