@@ -69,8 +69,9 @@ def test_a_folder_that_is_not_there_is_told_with_the_nearest(tmp_path: Path, mon
         for words in (["results"], ["results", "quick"], ["status"]):
             done = CliRunner().invoke(app, [*words, "--out", out])
             assert isinstance(done.exception, InputError) and done.exception.hint == f"did you mean --out {tmp_path}/results?"
-    done = CliRunner().invoke(app, ["results", "--out", "~nobody-of-this-name/x"])
-    assert "nobody knows which folder ~nobody-of-this-name is" in str(done.exception)
+    for verb in (["results"], ["data", "prepare", "images"], ["data", "pack", "folder"]):
+        done = CliRunner().invoke(app, [*verb, "--out", "~nobody-of-this-name/x"])
+        assert "nobody knows which folder ~nobody-of-this-name is" in str(done.exception)
 
 
 def test_a_setting_makes_a_variant_beside_the_suite(lab: Lab) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from caraml.base.errors import EnvironmentUnfitError, ExitCode, InputError
 from caraml.base.format import count
-from caraml.cli import RESULTS, Out, Verbs, app, console, data_app, list_app, say, system_app, two_columns
+from caraml.cli import RESULTS, Out, Verbs, app, console, data_app, list_app, say, system_app, two_columns, unfolded
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -163,7 +163,7 @@ Gigabytes = Annotated[float | None, typer.Option(min=0, help="Bytes of all files
 
 @prepare_app.command("text")
 def prepare_text(  # noqa: PLR0917 -- options, which nobody gives by position
-    out: Annotated[Path, typer.Option("--out", help="Prefix of the .bin and .idx files.")],
+    out: Annotated[Path, typer.Option("--out", callback=unfolded, help="Prefix of the .bin and .idx files.")],
     inputs: Annotated[list[Path] | None, typer.Argument(help="Files or folders: JSONL (.xz, .gz, .zst), Parquet, plain text.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json, or folder with vocab.json and merges.txt.")] = None,
     vocab_size: Annotated[int, typer.Option(help="Words of the tokenizer that is trained when none is given.")] = 8192,
@@ -193,7 +193,7 @@ def prepare_text(  # noqa: PLR0917 -- options, which nobody gives by position
 
 @prepare_app.command("images")
 def prepare_images(
-    out: Annotated[Path, typer.Option("--out", help="Folder to write, new or empty.")],
+    out: Annotated[Path, typer.Option("--out", callback=unfolded, help="Folder to write, new or empty.")],
     classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 10,
     per_class: Annotated[int, typer.Option(min=1, help="Images per class.")] = 100,
     seed: Annotated[int, typer.Option(help="Same seed, same images.")] = 0,
@@ -214,7 +214,7 @@ def prepare_images(
 @prepare_app.command("weather")
 def prepare_weather(
     application: Annotated[str, typer.Argument(help="ap1 ... ap6, or atmorep.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write; it must be new or empty.")],
+    out: Annotated[Path, typer.Option("--out", callback=unfolded, help="Folder to write; it must be new or empty.")],
     size: Annotated[
         str | None, typer.Option(help="tiny: for tests. small: samples of the published size. Default: tiny, or small of many.")
     ] = None,
@@ -242,7 +242,9 @@ def _tell(done: int, of: int) -> None:
 @data_app.command("pack")
 def pack(
     folder: Annotated[Path, typer.Argument(help="Image folder: ROOT/CLASS/IMAGE.")],
-    out: Annotated[Path, typer.Option("--out", help="NAME.lmdb, .tar, .zip or .sqsh; no ending: a folder of tar shards.")],
+    out: Annotated[
+        Path, typer.Option("--out", callback=unfolded, help="NAME.lmdb, .tar, .zip or .sqsh; no ending: a folder of tar shards.")
+    ],
     shard: Annotated[int, typer.Option(min=1, help="Images per tar shard.")] = 10_000,
 ) -> None:
     """Write an image folder as one LMDB, as tar shards or as an archive."""
