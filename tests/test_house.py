@@ -131,7 +131,7 @@ LINES = {
     "analysis": 4_080,
     "base": 3_160,
     "campaign": 1_734,
-    "cli": 1_712,
+    "cli": 1_714,
     "data": 781,
     "engine": 5_230,
     "launch": 1_874,
