@@ -48,6 +48,8 @@ BLOCK = (
 )
 """Of a process: hides packages that a bare machine may lack."""
 
+pytestmark = pytest.mark.usefixtures("handlers_back")
+
 
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[ModuleType]:
@@ -61,9 +63,7 @@ def gpu() -> Iterator[ModuleType]:
         patch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         patch.setattr(sys, "path", list(sys.path))
         spec.loader.exec_module(module)
-        handler = signal.getsignal(signal.SIGTERM)
         yield module
-        signal.signal(signal.SIGTERM, handler)  # its own ends whatever is tested next, as Ctrl-C does
 
 
 def test_the_check_of_images_holds_for_the_cpu_against_itself(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
